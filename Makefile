@@ -1,0 +1,46 @@
+# Everything happens inside this folder: the virtual environment is .venv, runs go to runs/.
+PYTHON ?= python3
+BIN    := .venv/bin
+SEED   ?= 0
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: train test test-fast test-gpu bench-gpu check install install-dev clean
+
+train: install  ## learn CartPole on the CPU and evaluate it
+	$(BIN)/sharpwave train ppo --env CartPole-v1 --device cpu --seed $(SEED)
+
+test: install-dev check  ## every test that needs no GPU
+	$(BIN)/python -m pytest
+
+test-fast: install-dev  ## the tests that take under ten seconds each
+	$(BIN)/python -m pytest -m "not slow"
+
+check: install-dev  ## formatting, lint, types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/ty check
+
+# On a CUDA machine use the Python that holds its PyTorch: make test-gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+test-gpu:  ## the GPU tests, none skipped
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu --require-gpu
+
+bench-gpu:  ## the tables of docs/benchmarks.md
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m benchmarks
+
+install: .venv/.installed
+install-dev: .venv/.installed-dev
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable .[dev]
+	@touch $@ .venv/.installed
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

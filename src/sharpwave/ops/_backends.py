@@ -1,0 +1,74 @@
+"""The one rule that says which implementation of an op runs.
+
+An op is a folder `ops/NAME/` with up to three modules of equal interface: `reference.py` (plain PyTorch, any device),
+`cpu.py` (Numba) and `triton.py` (Triton). `load` picks one by the tensor's device, or the one the caller asked for.
+"""
+
+import functools
+import importlib
+import importlib.util
+import os
+from types import ModuleType
+from typing import Literal, get_args
+
+import torch
+
+Backend = Literal["auto", "reference", "cpu", "triton"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
+
+
+def triton_interpreted() -> bool:
+    """Whether Triton kernels run on CPU tensors, by its interpreter (TRITON_INTERPRET=1)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def choose(op: str, device_type: str, backend: str = "auto") -> str:
+    """Name of the backend that serves `op` on a device type.
+
+    "auto" takes `cpu` for CPU tensors and `triton` for CUDA tensors where the op has that module (and Triton is
+    installed), else `reference`. Any other name is taken as it is.
+
+    Raises:
+        ValueError: `backend` is not one of BACKENDS.
+        RuntimeError: the backend named cannot serve this device, or the op does not have it.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
+    if backend == "reference":
+        return backend
+    if backend == "auto":
+        fast = {"cpu": "cpu", "cuda": "triton"}.get(device_type)
+        usable = fast is not None and _has(op, fast) and (fast != "triton" or _installed("triton"))
+        return fast if usable and fast is not None else "reference"
+    if not _has(op, backend):
+        raise RuntimeError(f"{op} has no {backend} backend; use backend='auto' or 'reference'")
+    if backend == "cpu" and device_type != "cpu":
+        raise RuntimeError(f"backend='cpu' serves CPU tensors; {op} got tensors on {device_type}: use backend='auto'")
+    if backend == "triton":
+        if not _installed("triton"):
+            raise RuntimeError("backend='triton' needs Triton: pip install 'sharpwave[triton]'")
+        if device_type != "cuda" and not (device_type == "cpu" and triton_interpreted()):
+            raise RuntimeError(
+                f"backend='triton' serves CUDA tensors; {op} got tensors on {device_type}: use backend='auto' "
+                "(for tests, TRITON_INTERPRET=1 runs the kernels on a CPU)"
+            )
+    return backend
+
+
+def load(op: str, device: torch.device, backend: str = "auto") -> ModuleType:
+    """The module of `ops/<op>/` that serves tensors on `device`. Rules and errors: `choose`."""
+    return _module(op, choose(op, device.type, backend))
+
+
+@functools.cache
+def _module(op: str, backend: str) -> ModuleType:
+    return importlib.import_module(f"sharpwave.ops.{op}.{backend}")
+
+
+def _has(op: str, backend: str) -> bool:
+    return importlib.util.find_spec(f"sharpwave.ops.{op}.{backend}") is not None
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

@@ -1,0 +1,31 @@
+"""Registration of ops with torch.library, so that torch.compile, export, autograd and opcheck know them."""
+
+from collections.abc import Callable
+
+import torch
+
+LIBRARY = torch.library.Library("sharpwave", "FRAGMENT")
+
+
+def register(
+    schema: str,
+    kernel: Callable,
+    fake: Callable,
+    backward: Callable | None = None,
+    setup_context: Callable | None = None,
+) -> Callable:
+    """Register one op in the `sharpwave` namespace and return it.
+
+    Args:
+        schema: e.g. `"build_cdf(Tensor weights, *, str backend='auto') -> Tensor"`; declares mutated arguments.
+        kernel: runs on real tensors of any device; picks its backend by `_backends.load`.
+        fake: returns empty tensors of the right shape, dtype and device.
+        backward, setup_context: as `torch.library.register_autograd` takes them.
+    """
+    name = schema.split("(", 1)[0]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"sharpwave::{name}", fake, lib=LIBRARY)
+    if backward is not None:
+        torch.library.register_autograd(f"sharpwave::{name}", backward, setup_context=setup_context, lib=LIBRARY)
+    return getattr(torch.ops.sharpwave, name).default

@@ -1,0 +1,89 @@
+"""The advantage recursion for GPUs: an associative scan over time, several segments a program."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _affine(a1, b1, a2, b2):
+    """Composition of y = a1 x + b1, then y = a2 x + b2."""
+    return a1 * a2, tl.fma(a2, b1, b2)
+
+
+@triton.jit
+def _puff_advantage_kernel(
+    value_ptr,
+    next_value_ptr,
+    reward_ptr,
+    terminated_ptr,
+    truncated_ptr,
+    ratio_ptr,
+    out_ptr,
+    n_segments,
+    horizon,
+    gamma,
+    lam,
+    rho_clip,
+    c_clip,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    offs_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask_n = offs_n < n_segments
+    carry = tl.zeros([BLOCK_N], tl.float32)
+    n_blocks = tl.cdiv(horizon, BLOCK_T)
+    for block in range(n_blocks):
+        offs_t = (n_blocks - 1 - block) * BLOCK_T + tl.arange(0, BLOCK_T)
+        mask = mask_n[:, None] & (offs_t < horizon)[None, :]  # [BLOCK_N, BLOCK_T]
+        offs = offs_n[:, None] * horizon + offs_t[None, :]
+        last = (offs_t == horizon - 1)[None, :]
+        value = tl.load(value_ptr + offs, mask=mask, other=0.0)
+        reward = tl.load(reward_ptr + offs, mask=mask, other=0.0)
+        ratio = tl.load(ratio_ptr + offs, mask=mask, other=0.0)
+        terminated = tl.load(terminated_ptr + offs, mask=mask, other=0) != 0
+        truncated = tl.load(truncated_ptr + offs, mask=mask, other=0) != 0
+        boundary = truncated | last
+        v_tp1 = tl.load(value_ptr + offs + 1, mask=mask & ~boundary, other=0.0)
+        v_tp1 += tl.load(next_value_ptr + offs, mask=mask & boundary & ~terminated, other=0.0)
+        v_tp1 = tl.where(terminated, 0.0, v_tp1)
+        delta = tl.minimum(ratio, rho_clip) * (reward + gamma * v_tp1 - value)
+        decay = gamma * lam * tl.minimum(ratio, c_clip)
+        decay = tl.where(terminated | truncated, 0.0, decay)
+        # Steps past the horizon are the identity map, so that the carry passes through them.
+        decay = tl.where(mask, decay, 1.0)
+        delta = tl.where(mask, delta, 0.0)
+        slope, local = tl.associative_scan((decay, delta), 1, _affine, reverse=True)
+        advantage = tl.fma(slope, tl.broadcast_to(carry[:, None], [BLOCK_N, BLOCK_T]), local)
+        tl.store(out_ptr + offs, advantage, mask=mask)
+        first = (tl.arange(0, BLOCK_T) == 0)[None, :]
+        carry = tl.sum(tl.where(first, advantage, 0.0), 1)
+
+
+def puff_advantage(
+    value: Tensor,
+    next_value: Tensor,
+    reward: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    ratio: Tensor,
+    gamma: float,
+    lam: float,
+    rho_clip: float,
+    c_clip: float,
+) -> Tensor:
+    """Same as `reference.puff_advantage`, float32 only; sums are reassociated within blocks of time."""
+    if value.dtype != torch.float32:
+        raise TypeError(
+            f"the triton backend of puff_advantage takes float32; got {value.dtype}: use backend='reference'"
+        )
+    n, horizon = value.shape
+    tensors = [x.contiguous() for x in (value, next_value, reward, terminated, truncated, ratio)]
+    out = torch.empty_like(tensors[0])
+    block_t = min(triton.next_power_of_2(horizon), 128)
+    block_n = max(1, 1024 // block_t)
+    _puff_advantage_kernel[(triton.cdiv(n, block_n),)](
+        *tensors, out, n, horizon, gamma, lam, rho_clip, c_clip, BLOCK_N=block_n, BLOCK_T=block_t
+    )
+    return out
