@@ -1,0 +1,290 @@
+"""The contract between environments and trainers: N environments behind one `step`, tensors in and out.
+
+Every environment is a vector of `num_envs` copies with batched tensors on one device. A copy whose episode ends begins
+the next one by itself, and the step that ended it returns the true final observation beside the next episode's first.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One integer action for each head; head i takes values in [0, nvec[i]).
+
+    Args:
+        nvec: number of choices of each head; one entry is a plain discrete action.
+        masked: results carry `action_mask`, (N, sum(nvec)) bool, true where a choice is legal, heads side by side.
+
+    Raises:
+        ValueError: no head, or a head without a choice.
+    """
+
+    nvec: tuple[int, ...]
+    masked: bool = False
+
+    def __post_init__(self):
+        if not self.nvec or min(self.nvec) < 1:
+            raise ValueError(f"nvec must hold at least one head of at least one choice; got {self.nvec}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one environment's action: () for one head, (heads,) for several."""
+        return () if len(self.nvec) == 1 else (len(self.nvec),)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.int64
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """A vector of `dim` real numbers. Policies act in unbounded space; the environment clips to [low, high].
+
+    Args:
+        dim: at least 1.
+        low, high: `dim` bounds each, infinite where there is none.
+
+    Raises:
+        ValueError: lengths differ from `dim`, or a lower bound is not below its upper bound.
+    """
+
+    dim: int
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __post_init__(self):
+        if self.dim < 1 or len(self.low) != self.dim or len(self.high) != self.dim:
+            raise ValueError(
+                f"low and high must hold dim = {self.dim} >= 1 bounds; got {len(self.low)}, {len(self.high)}"
+            )
+        if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError(f"low must be below high in every dimension; got low {self.low}, high {self.high}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.dim,)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Shape and dtype of one environment's observation, the environment's own: uint8 stays uint8."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of entries, i.e. the width of the flattened observation."""
+        return math.prod(self.shape)
+
+
+class Reset(NamedTuple):
+    """Where the environments stand after `reset` or `load_state_dict`."""
+
+    obs: Tensor
+    """(N, *observation.shape): what the policy acts on next."""
+    action_mask: Tensor | None = None
+    """(N, sum(nvec)) bool: the legal choices at `obs`; None unless `action.masked`."""
+    continued: bool = False
+    """True after `load_state_dict` where the saved episodes go on; false where every episode begins at `obs`."""
+
+
+class Step(NamedTuple):
+    """What one step returned. No later step writes into these tensors (a replayed CUDA graph does: it owns them)."""
+
+    obs: Tensor
+    """(N, *observation.shape): what the policy acts on next; after an end, the first one of the next episode."""
+    reward: Tensor
+    """(N,) float32: what this action earned."""
+    terminated: Tensor
+    """(N,) bool: the episode ended in a terminal state, whose value is 0."""
+    truncated: Tensor
+    """(N,) bool: the episode was cut off, and its value goes on at `next_obs`. Both may be true."""
+    next_obs: Tensor
+    """(N, *observation.shape): this transition's true next observation, an ended episode's last. It may be `obs`
+    itself where no episode ended, so copy before you write into either."""
+    valid: Tensor | None = None
+    """(N,) bool: false where no transition took place, for the environment only began its next episode and ignored the
+    action; leave these out of training. Reward is 0 and no flag is set there. None: all are valid."""
+    action_mask: Tensor | None = None
+    """(N, sum(nvec)) bool: the legal choices at `obs`; None unless `action.masked`."""
+
+    @property
+    def begins(self) -> Tensor:
+        """(N,) bool: set recurrent state to zero before it reads `obs`, for it must not cross from one episode to the next.
+
+        True where this step ended an episode and also where it was not valid: environments that begin their next
+        episode one step late show the final observation once more, as `obs`, before the first one.
+        """
+        ended = self.terminated | self.truncated
+        return ended if self.valid is None else ended | ~self.valid
+
+
+class EnvFault(RuntimeError):
+    """An environment raised or returned NaN or infinity.
+
+    Attributes:
+        index: which of the N environments, or None where that cannot be told.
+        step: steps taken since `reset`, this one included; 0 for `reset` itself.
+    """
+
+    def __init__(self, name: str, index: int | None, step: int, what: str):
+        who = "one of its environments" if index is None else f"environment {index}"
+        super().__init__(f"{name}: {who} {what} at {f'step {step}' if step else 'reset'}")
+        self.index = index
+        self.step = step
+
+
+class VectorEnv(ABC):
+    """N environments of one kind, stepped together.
+
+    A subclass sets the attributes by `super().__init__` and writes `_reset`, `_step`, and, where it can be saved,
+    `_state` and `_load`; the public methods check what they are given and call these.
+
+    Attributes:
+        name: what `sharpwave.envs.make` takes, for messages and logs.
+        num_envs: N.
+        device: where every tensor given and returned lives.
+        observation, action: the spaces.
+        exact_resume: `load_state_dict` continues the saved episodes bit for bit.
+        capturable: `step` neither synchronises nor branches on values, so that it may be captured in a CUDA graph.
+        may_skip: `Step.valid` is given at every step; otherwise it is always None.
+    """
+
+    exact_resume: bool = False
+    capturable: bool = False
+    may_skip: bool = False
+
+    def __init__(
+        self,
+        name: str,
+        num_envs: int,
+        device: torch.device | str,
+        observation: Observation,
+        action: Discrete | Continuous,
+    ):
+        if num_envs < 1:
+            raise ValueError(f"num_envs must be at least 1; got {num_envs}")
+        self.name = name
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self.observation = observation
+        self.action = action
+        self._action_shape = torch.Size((num_envs, *action.shape))
+        self._is_closed = False
+        self._is_ready = False
+
+    def reset(self, seed: int) -> Reset:
+        """Begin N new episodes. The same seed gives the same episodes for the same actions.
+
+        Args:
+            seed: in [0, 2^63). Every environment draws from a stream of its own, or its own part of one stream.
+
+        Raises:
+            ValueError: the seed is out of range.
+            RuntimeError: the environment was closed.
+            EnvFault: an environment failed.
+        """
+        self._require_open()
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2^63); got {seed}")
+        result = self._reset(seed)
+        self._is_ready = True
+        return result
+
+    def step(self, action: Tensor) -> Step:
+        """Take one action in each environment.
+
+        Args:
+            action: (N,) int64 for one discrete head, (N, heads) int64 for several, (N, dim) float32 for continuous
+                actions, on any device the environment can read (best: its own). Discrete values must be in range;
+                continuous ones are clipped to the bounds.
+
+        Raises:
+            ValueError, TypeError: wrong shape or dtype.
+            RuntimeError: before `reset`, or after `close`.
+            EnvFault: an environment failed.
+        """
+        if self._is_closed or not self._is_ready:
+            self._require_open()
+            raise RuntimeError(f"{self.name}: step before reset: call reset(seed) first")
+        if action.shape != self._action_shape:
+            raise ValueError(
+                f"action must have shape {tuple(self._action_shape)} for {self.action}; got {tuple(action.shape)}"
+            )
+        if action.dtype != self.action.dtype:
+            raise TypeError(f"action must be {self.action.dtype} for {self.action}; got {action.dtype}")
+        return self._step(action)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on: a flat dict of tensors and JSON-able values.
+
+        Each value is a tensor (a copy, on the CPU or the environment's device), to be saved e.g. as safetensors, or
+        passes `json.dumps` and comes back equal from `json.loads`. Nothing in it needs unpickling.
+        """
+        self._require_open()
+        return {"num_envs": self.num_envs, **self._state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Reset:
+        """Go on from a state that `state_dict` gave, in an environment made with the same arguments.
+
+        Where `exact_resume` held when the state was taken, the episodes continue bit for bit and the result says
+        `continued`; elsewhere new episodes begin, with a seed that follows from the saved state. Tensors are copied.
+
+        Raises:
+            ValueError: the state is another environment's, or of another `num_envs`.
+        """
+        self._require_open()
+        if state.get("num_envs") != self.num_envs:
+            raise ValueError(
+                f"{self.name}: the state holds {state.get('num_envs')} environments, this is {self.num_envs}: make it "
+                "with the num_envs it was saved with"
+            )
+        result = self._load(state)
+        self._is_ready = True
+        return result
+
+    def close(self) -> None:
+        """Release processes and windows. Closing twice is allowed; anything else afterwards raises RuntimeError."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._close()
+
+    @abstractmethod
+    def _reset(self, seed: int) -> Reset: ...
+
+    @abstractmethod
+    def _step(self, action: Tensor) -> Step: ...
+
+    def _state(self) -> dict[str, Any]:
+        raise NotImplementedError(f"{self.name} cannot be saved: {type(self).__name__} does not define _state")
+
+    def _load(self, state: Mapping[str, Any]) -> Reset:
+        raise NotImplementedError(f"{self.name} cannot be loaded: {type(self).__name__} does not define _load")
+
+    def _close(self) -> None:
+        return
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"{self.name} is closed: make a new one with sharpwave.envs.make")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, num_envs={self.num_envs}, device={str(self.device)!r})"
