@@ -45,7 +45,7 @@ def test_hand_worked(backend, device):
 
 @pytest.mark.parametrize(
     "terminated, truncated, expected",
-    # gamma .9, reward 1, value 1 at step 0; V(next) is 10 if truncated, else 5. The episode goes on: delta_0 = 1 + 4.5 - 1
+    # gamma .9, reward 1, value 1 at step 0; V(next) is 10 if truncated, else 5. Going on: delta_0 = 1 + 4.5 - 1
     # = 4.5 and A_0 = 4.5 + .9 A_1, where A_1 = 1 + .9 * 7 - 5 = 2.3.
     [(False, False, 4.5 + 0.9 * 2.3), (True, False, 0.0), (False, True, 9.0), (True, True, 0.0)],
 )

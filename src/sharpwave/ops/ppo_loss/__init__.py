@@ -1,0 +1,242 @@
+"""The PPO loss of a minibatch, with its gradient."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sharpwave.ops import _backends
+from sharpwave.ops._library import register
+from sharpwave.ops.ppo_loss import reference
+from sharpwave.ops.ppo_loss.reference import STATS
+
+__all__ = ["STATS", "PPOLoss", "ppo_loss_categorical", "ppo_loss_gaussian"]
+
+
+class PPOLoss(NamedTuple):
+    """What a PPO loss returns."""
+
+    loss: Tensor
+    """0-d float32, differentiable with respect to the policy's outputs and the value."""
+    ratio: Tensor
+    """(n,) float32, pi(a|s) / pi_old(a|s); no gradient."""
+    stats: Tensor
+    """(6,) float32, the means named in STATS; no gradient."""
+
+
+def _categorical_kernel(
+    logits, value, action, old_logprob, old_value, advantage, weight, mask, valid, ent_coef, nvec,
+    clip, vf_clip, vf_coef, *, backend="auto",
+):  # fmt: skip
+    impl = _backends.load("ppo_loss", logits.device, backend)
+    return impl.categorical(
+        logits, value, action, old_logprob, old_value, advantage, weight, mask, valid, ent_coef, nvec,
+        clip, vf_clip, vf_coef,
+    )  # fmt: skip
+
+
+def _categorical_fake(logits, value, *_args, **_kwargs):
+    return (
+        logits.new_empty((), dtype=torch.float32),
+        logits.new_empty(value.shape, dtype=torch.float32),
+        logits.new_empty(len(STATS), dtype=torch.float32),
+        logits.new_empty(logits.shape),
+        value.new_empty(value.shape),
+    )
+
+
+def _save_gradients(ctx, inputs, output, **_keywords):
+    ctx.save_for_backward(*output[3:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _categorical_backward(ctx, grad, *_grads):
+    d_logits, d_value = ctx.saved_tensors
+    return grad * d_logits, grad * d_value, *[None] * 12
+
+
+_categorical_op = register(
+    "ppo_loss_categorical(Tensor logits, Tensor value, Tensor action, Tensor old_logprob, Tensor old_value, "
+    "Tensor advantage, Tensor weight, Tensor? mask, Tensor? valid, Tensor ent_coef, int[] nvec, float clip, "
+    "float vf_clip, float vf_coef, *, str backend='auto') -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _categorical_kernel,
+    _categorical_fake,
+    _categorical_backward,
+    _save_gradients,
+)
+
+
+def _gaussian_kernel(
+    mean, log_std, value, action, old_logprob, old_value, advantage, weight, valid, ent_coef,
+    clip, vf_clip, vf_coef, *, backend="auto",
+):  # fmt: skip
+    impl = _backends.load("ppo_loss", mean.device, backend)
+    return impl.gaussian(
+        mean, log_std, value, action, old_logprob, old_value, advantage, weight, valid, ent_coef,
+        clip, vf_clip, vf_coef,
+    )  # fmt: skip
+
+
+def _gaussian_fake(mean, log_std, value, *_args, **_kwargs):
+    loss, ratio, stats, d_mean, d_value = _categorical_fake(mean, value)
+    return loss, ratio, stats, d_mean, log_std.new_empty(log_std.shape), d_value
+
+
+def _gaussian_backward(ctx, grad, *_grads):
+    return *[grad * d for d in ctx.saved_tensors], *[None] * 10
+
+
+_gaussian_op = register(
+    "ppo_loss_gaussian(Tensor mean, Tensor log_std, Tensor value, Tensor action, Tensor old_logprob, "
+    "Tensor old_value, Tensor advantage, Tensor weight, Tensor? valid, Tensor ent_coef, float clip, "
+    "float vf_clip, float vf_coef, *, str backend='auto') -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _gaussian_kernel,
+    _gaussian_fake,
+    _gaussian_backward,
+    _save_gradients,
+)
+
+
+def _check_rows(n: int, **tensors: Tensor | None) -> None:
+    for name, x in tensors.items():
+        if x is not None and x.shape != (n,):
+            raise ValueError(f"{name} must have shape ({n},), one entry a row; got {tuple(x.shape)}")
+
+
+def ppo_loss_categorical(
+    logits: Tensor,
+    value: Tensor,
+    action: Tensor,
+    old_logprob: Tensor,
+    old_value: Tensor,
+    advantage: Tensor,
+    weight: Tensor,
+    ent_coef: Tensor,
+    *,
+    nvec: Sequence[int],
+    clip: float,
+    vf_clip: float,
+    vf_coef: float,
+    mask: Tensor | None = None,
+    valid: Tensor | None = None,
+    backend: _backends.Backend = "auto",
+) -> PPOLoss:
+    """Clipped-surrogate loss of discrete and multi-discrete actions.
+
+        A_hat = (A - mean A) / (std A + 1e-8)      mean, population std and every mean below: over the valid rows
+        r     = exp(logprob - old_logprob)         logprob and entropy are summed over the heads
+        pg    = mean max(-w A_hat r, -w A_hat clip(r, 1 - clip, 1 + clip))
+        R     = A + v_old
+        vf    = 0.5 mean max((v - R)^2, (v_old + clip(v - v_old, -vf_clip, vf_clip) - R)^2)
+        loss  = pg + vf_coef vf - ent_coef mean entropy
+
+    Args:
+        logits: (n, sum(nvec)) float32, bf16 or fp16; the heads' logits side by side. float64 on `reference` only.
+        value: (n,), like `logits`.
+        action: (n, heads) int64, 0 <= action[:, h] < nvec[h]; legal under `mask`.
+        old_logprob, old_value, advantage, weight: (n,) float32; weight is the importance weight of the row's segment.
+        ent_coef: 0-d float32 tensor, so that a schedule can change it inside a captured graph.
+        nvec: sizes of the heads.
+        clip, vf_clip, vf_coef: > 0.
+        mask: (n, sum(nvec)) bool, true where an action is legal. A head with no legal action is read as all legal.
+        valid: (n,) bool; false rows enter no mean and get no gradient. No valid row at all gives loss 0.
+        backend: see `sharpwave.ops`.
+
+    Returns:
+        PPOLoss. Arithmetic in float32 or better. Deterministic: sums run in a fixed order. A NaN or infinity in a valid
+        row reaches the loss. Gradients flow to `logits` and `value`.
+
+    Raises:
+        ValueError: a shape does not fit. TypeError: `action` is not int64, or `mask` not bool.
+
+    Source: Schulman et al. 2017 (arXiv 1707.06347), eq. 7; the value clip is Engstrom et al. 2020 (arXiv 2005.12729);
+    masks as in Huang and Ontanon 2022 (arXiv 2006.14171).
+    """
+    n = value.shape[0]
+    if logits.shape != (n, sum(nvec)):
+        raise ValueError(f"logits must be ({n}, {sum(nvec)}) for nvec {tuple(nvec)}; got {tuple(logits.shape)}")
+    if action.shape != (n, len(nvec)):
+        raise ValueError(f"action must be ({n}, {len(nvec)}), a column a head; got {tuple(action.shape)}")
+    if action.dtype != torch.int64:
+        raise TypeError(f"action must be int64; got {action.dtype}")
+    if mask is not None and (mask.shape != logits.shape or mask.dtype != torch.bool):
+        raise ValueError(
+            f"mask must be bool of logits' shape {tuple(logits.shape)}; got {mask.dtype} {tuple(mask.shape)}"
+        )
+    _check_rows(
+        n, value=value, old_logprob=old_logprob, old_value=old_value, advantage=advantage, weight=weight, valid=valid
+    )
+    if _backends.choose("ppo_loss", logits.device.type, backend) == "reference":
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        logprob, entropy = reference.categorical(logits.to(dtype), action, tuple(nvec), mask)
+        return PPOLoss(
+            *reference.surrogate(
+                logprob, entropy, value.to(dtype), old_logprob, old_value, advantage, weight, valid, ent_coef,
+                clip, vf_clip, vf_coef,
+            )
+        )  # fmt: skip
+    return PPOLoss(
+        *_categorical_op(
+            logits, value, action, old_logprob, old_value, advantage, weight, mask, valid, ent_coef, list(nvec),
+            clip, vf_clip, vf_coef, backend=backend,
+        )[:3]
+    )  # fmt: skip
+
+
+def ppo_loss_gaussian(
+    mean: Tensor,
+    log_std: Tensor,
+    value: Tensor,
+    action: Tensor,
+    old_logprob: Tensor,
+    old_value: Tensor,
+    advantage: Tensor,
+    weight: Tensor,
+    ent_coef: Tensor,
+    *,
+    clip: float,
+    vf_clip: float,
+    vf_coef: float,
+    valid: Tensor | None = None,
+    backend: _backends.Backend = "auto",
+) -> PPOLoss:
+    """Clipped-surrogate loss of continuous actions from a diagonal Gaussian.
+
+    The loss is `ppo_loss_categorical`'s, with
+    logprob = sum_d -(a_d - mean_d)^2 / (2 std_d^2) - log_std_d - log(2 pi) / 2 and
+    entropy = sum_d log_std_d + log(2 pi e) / 2.
+
+    Args:
+        mean: (n, D) float32, bf16 or fp16.
+        log_std: anything that broadcasts to (n, D); its gradient is summed back to its shape.
+        action: (n, D) float32, as it was sampled, before any clipping to the environment's bounds.
+        The rest: as in `ppo_loss_categorical`.
+
+    Returns, raises: as `ppo_loss_categorical`.
+    """
+    n = value.shape[0]
+    if mean.ndim != 2 or mean.shape[0] != n:
+        raise ValueError(f"mean must be ({n}, D); got {tuple(mean.shape)}")
+    if action.shape != mean.shape:
+        raise ValueError(f"action must have mean's shape {tuple(mean.shape)}; got {tuple(action.shape)}")
+    _check_rows(
+        n, value=value, old_logprob=old_logprob, old_value=old_value, advantage=advantage, weight=weight, valid=valid
+    )
+    log_std = log_std.expand_as(mean)
+    if _backends.choose("ppo_loss", mean.device.type, backend) == "reference":
+        dtype = torch.promote_types(mean.dtype, torch.float32)
+        logprob, entropy = reference.gaussian(mean.to(dtype), log_std.to(dtype), action)
+        return PPOLoss(
+            *reference.surrogate(
+                logprob, entropy, value.to(dtype), old_logprob, old_value, advantage, weight, valid, ent_coef,
+                clip, vf_clip, vf_coef,
+            )
+        )  # fmt: skip
+    return PPOLoss(
+        *_gaussian_op(
+            mean, log_std, value, action, old_logprob, old_value, advantage, weight, valid, ent_coef,
+            clip, vf_clip, vf_coef, backend=backend,
+        )[:3]
+    )  # fmt: skip

@@ -1,0 +1,5 @@
+"""Optimizers."""
+
+from sharpwave.optim.muon import Muon, orthogonalize
+
+__all__ = ["Muon", "orthogonalize"]

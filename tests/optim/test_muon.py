@@ -1,0 +1,144 @@
+"""Muon: singular values, hand-worked momentum, batching, skipped steps, state."""
+
+import copy
+
+import pytest
+import torch
+
+from sharpwave.optim import Muon, orthogonalize
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (64, 16), (16, 64), (3, 5, 40, 20)])
+def test_singular_values_end_near_one(shape):
+    g = torch.Generator().manual_seed(0)
+    rows, cols = shape[-2:]
+    k = min(rows, cols)
+    u, _ = torch.linalg.qr(torch.randn(*shape[:-2], rows, k, generator=g, dtype=torch.float64))
+    v, _ = torch.linalg.qr(torch.randn(*shape[:-2], cols, k, generator=g, dtype=torch.float64))
+    s = torch.logspace(-1.5, 0, k, dtype=torch.float64)
+    s = s / s.norm()  # so that |M|_F = 1: the interval of the polynomial is relative to it
+    x = orthogonalize(((u * s) @ v.mT).float())
+    singular = torch.linalg.svdvals(x.double())
+    assert singular.min() > 0.97 and singular.max() < 1.04
+    assert torch.allclose(x.double(), u @ v.mT, atol=0.05)  # the nearest semi-orthogonal matrix is u v^T
+
+
+def test_zero_stays_zero_and_nan_stays_in_its_matrix():
+    x = torch.zeros(3, 4, 6)
+    x[1, 0, 0] = float("nan")
+    x[2] = torch.eye(4, 6)
+    y = orthogonalize(x)
+    assert (y[0] == 0).all()
+    assert torch.isnan(y[1]).all()
+    assert torch.isfinite(y[2]).all()
+
+
+def test_vector_step_hand_worked():
+    # mu = .5, lr = .1, w = 1, g = 2 twice. m = 2, u = 2 + .5*2 = 3, w = .7. Then m = 3, u = 2 + 1.5 = 3.5, w = .35.
+    p = torch.nn.Parameter(torch.tensor([1.0]))
+    opt = Muon([p], lr=0.1, momentum=0.5)
+    p.grad = torch.tensor([2.0])
+    opt.step()
+    assert p.item() == pytest.approx(0.7)
+    opt.step()
+    assert p.item() == pytest.approx(0.35)
+
+
+def test_matrix_step_has_the_stated_size():
+    g = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(torch.zeros(36, 4))
+    opt = Muon([p], lr=0.1, momentum=0.0)
+    p.grad = torch.randn(36, 4, generator=g)
+    opt.step()
+    # All four singular values are about lr sqrt(rows / cols) = .1 * 3.
+    assert torch.linalg.svdvals(p.data).tolist() == pytest.approx([0.3] * 4, rel=0.04)
+
+
+def test_two_dimensional_vector_takes_the_plain_step():
+    p = torch.nn.Parameter(torch.zeros(1, 3))
+    opt = Muon([p], lr=0.1, momentum=0.0, vectors=[p])
+    p.grad = torch.tensor([[1.0, 2.0, 3.0]])
+    opt.step()
+    assert p.data.tolist() == [pytest.approx([-0.1, -0.2, -0.3])]
+
+
+def test_same_shapes_in_one_batch_equal_one_by_one():
+    g = torch.Generator().manual_seed(0)
+    start = [torch.randn(12, 4, generator=g) for _ in range(3)] + [torch.randn(4, 12, generator=g)]
+    grads = [torch.randn(x.shape, generator=g) for x in start]
+    together = [torch.nn.Parameter(x.clone()) for x in start]
+    alone = [torch.nn.Parameter(x.clone()) for x in start]
+    for params in (together, *[[p] for p in alone]):
+        opt = Muon(params, lr=0.1)
+        for p in params:
+            p.grad = grads[next(i for i, x in enumerate(start) if torch.equal(x, p.data))]
+        opt.step()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(together, alone, strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_not_kept_changes_nothing(bad):
+    params = [torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(2))]
+    opt = Muon(params, lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt.step(keep=torch.tensor(True))
+    before = [p.detach().clone() for p in params], copy.deepcopy(opt.state_dict())
+    for p in params:
+        p.grad = torch.full_like(p, bad)
+    opt.step(keep=torch.tensor(False))
+    assert all(torch.equal(p, q) for p, q in zip(params, before[0], strict=True))
+    for now, then in zip(opt.state_dict()["state"].values(), before[1]["state"].values(), strict=True):
+        assert torch.equal(now["momentum"], then["momentum"])
+
+
+def test_state_dict_continues_bit_for_bit():
+    g = torch.Generator().manual_seed(0)
+    grads = [torch.randn(5, 3, generator=g) for _ in range(6)]
+
+    def run(p, opt, todo):
+        for grad in todo:
+            p.grad = grad.clone()
+            opt.step()
+
+    p = torch.nn.Parameter(torch.ones(5, 3))
+    opt = Muon([p], lr=0.1)
+    run(p, opt, grads[:3])
+    q = torch.nn.Parameter(p.detach().clone())
+    other = Muon([q], lr=0.1)
+    other.load_state_dict(copy.deepcopy(opt.state_dict()))
+    run(p, opt, grads[3:])
+    run(q, other, grads[3:])
+    assert torch.equal(p, q)
+
+
+def test_tensor_learning_rate():
+    p = torch.nn.Parameter(torch.zeros(2))
+    lr = torch.tensor(0.5)
+    opt = Muon([p], lr=lr, momentum=0.0)
+    p.grad = torch.ones(2)
+    opt.step()
+    lr.fill_(0.25)
+    opt.step()
+    assert p.tolist() == [-0.75, -0.75]
+
+
+def test_works_with_torch_schedulers():
+    p = torch.nn.Parameter(torch.zeros(2))
+    opt = Muon([p], lr=1.0, momentum=0.0)
+    schedule = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
+    for _ in range(2):
+        p.grad = torch.ones(2)
+        opt.step()
+        schedule.step()
+    assert p.tolist() == [-1.5, -1.5]
+
+
+@pytest.mark.parametrize(
+    "keywords, words", [(dict(lr=0.0), "lr must be > 0"), (dict(momentum=1.0), "momentum must be")]
+)
+def test_errors(keywords, words):
+    with pytest.raises(ValueError, match=words):
+        Muon([torch.nn.Parameter(torch.zeros(2))], **keywords)
+    with pytest.raises(ValueError, match="two dimensions"):
+        orthogonalize(torch.zeros(3))
