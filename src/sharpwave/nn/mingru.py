@@ -1,0 +1,117 @@
+"""The MinGRU network: a projection and a scan a layer."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sharpwave.ops._backends import Backend
+from sharpwave.ops.mingru import Backward, mingru_scan, mingru_step
+
+
+class MinGRU(nn.Module):
+    """Layers of `combined = x @ W^T` and `mingru_scan`, each fed the output of the one before.
+
+    `forward` takes whole segments, `step` one time step; T steps give what one forward gives, to rounding. Each layer
+    owns one weight (3H, H), rows in the order hidden, gate, proj, drawn from U(-1/sqrt(H), 1/sqrt(H)) as
+    `torch.nn.Linear` draws it; no bias. Under autocast the projections run in its dtype, and the scan and its output
+    with them; the state stays float32.
+
+    Args:
+        hidden: H, the width of input, state and output.
+        layers: at least 1.
+        backward, backend: as `sharpwave.ops.mingru.mingru_scan` takes them.
+
+    Example:
+        >>> net = MinGRU(hidden=8, layers=2)
+        >>> y, state = net(torch.randn(4, 16, 8))
+        >>> y_t, state = net.step(torch.randn(4, 8), state)
+
+    Source: Feng et al. 2024 (arXiv 2410.01201); the highway output is PufferLib 4.0's.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        layers: int = 1,
+        *,
+        backward: Backward = "tiled",
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if hidden < 1 or layers < 1:
+            raise ValueError(f"hidden and layers must be at least 1; got hidden={hidden}, layers={layers}")
+        self.hidden = hidden
+        self.layers = layers
+        self.backward = backward
+        self.backend: Backend = backend
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(3 * hidden, hidden, device=device, dtype=dtype)) for _ in range(layers)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew."""
+        bound = 1 / math.sqrt(self.hidden)
+        for weight in self.weights:
+            nn.init.uniform_(weight, -bound, bound)
+
+    def initial_state(self, batch: int, device: torch.device | str | None = None) -> Tensor:
+        """Zeros (layers, batch, H), float32 (float64 for float64 weights), on `device` or the weights' own."""
+        weight = self.weights[0]
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        return torch.zeros(self.layers, batch, self.hidden, device=device or weight.device, dtype=dtype)
+
+    def forward(self, x: Tensor, state: Tensor | None = None, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """A segment.
+
+        Args:
+            x: (B, T, H).
+            state: (layers, B, H), as `initial_state` and this return it; None for zeros.
+            reset: (B, T) bool; true where step t is the first of an episode.
+
+        Returns:
+            y (B, T, H), and the state (layers, B, H) after the last step.
+
+        Raises:
+            ValueError, TypeError: as `mingru_scan`; also where `state` has another number of layers.
+        """
+        states = self._states(state, x)
+        carried = []
+        for weight, layer_state in zip(self.weights, states, strict=True):
+            combined = F.linear(x, weight)
+            x, next_state = mingru_scan(
+                combined,
+                layer_state,
+                x.to(combined.dtype),
+                reset,
+                backward=self.backward,
+                backend=self.backend,
+            )
+            carried.append(next_state)
+        return x, torch.stack(carried)
+
+    def step(self, x: Tensor, state: Tensor | None = None, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One time step: x (B, H), state (layers, B, H) or None, reset (B,) bool -> y (B, H), next state."""
+        states = self._states(state, x)
+        carried = []
+        for weight, layer_state in zip(self.weights, states, strict=True):
+            combined = F.linear(x, weight)
+            x, next_state = mingru_step(combined, layer_state, x.to(combined.dtype), reset, backend=self.backend)
+            carried.append(next_state)
+        return x, torch.stack(carried)
+
+    def _states(self, state: Tensor | None, x: Tensor) -> Tensor:
+        if state is None:
+            return self.initial_state(x.shape[0], x.device)
+        if state.ndim != 3 or state.shape[0] != self.layers:
+            raise ValueError(
+                f"state must be (layers, B, H) with layers = {self.layers}; got shape {tuple(state.shape)}"
+            )
+        return state
+
+    def extra_repr(self) -> str:
+        return f"hidden={self.hidden}, layers={self.layers}, backward={self.backward!r}, backend={self.backend!r}"
