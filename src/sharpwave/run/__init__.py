@@ -1,0 +1,1 @@
+"""What surrounds a trainer: configuration, seeds, checkpoints, logs, display, evaluation and the loop."""

@@ -1,0 +1,230 @@
+"""Where a run's settings come from: defaults < preset of the environment < file < command line.
+
+Each trainer has one frozen dataclass of settings with a docstring under each field; this module builds it, checks it
+and writes it down. It imports no trainer and no torch until one is asked for.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharpwave.run.errors import UserError
+from sharpwave.run.presets import PRESETS
+
+# name -> (module, its settings dataclass, its trainer class)
+ALGORITHMS = {"ppo": ("sharpwave.algos.ppo", "PPOConfig", "PPO")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What the loop around any trainer does; trainers' settings inherit it."""
+
+    log_interval: int = 1
+    """Epochs between two lines of metrics.jsonl (epochs, >= 1)."""
+
+    checkpoint_interval: int = 20
+    """Epochs between two checkpoints (epochs, >= 1); more are written at the start, at the end and at an interrupt."""
+
+    keep_checkpoints: int = 2
+    """Checkpoints kept; older ones are deleted (>= 1)."""
+
+    eval_episodes: int = 100
+    """Episodes played by the greedy policy when training ends (episodes, >= 0; 0 plays none)."""
+
+    def validate(self) -> None:
+        """Raise ValueError, one line, for a value out of range."""
+        for name in ("log_interval", "checkpoint_interval", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1; got {getattr(self, name)}")
+        if self.eval_episodes < 0:
+            raise ValueError(f"eval_episodes must be >= 0; got {self.eval_episodes}: 0 skips the evaluation")
+
+
+def config_class(algorithm: str) -> Any:
+    """The settings dataclass of an algorithm."""
+    return _member(algorithm, 1)
+
+
+def trainer_class(algorithm: str) -> Any:
+    """The trainer of an algorithm: `trainer_class(a)(config)` is a `sharpwave.run.loop.Trainer`."""
+    return _member(algorithm, 2)
+
+
+def layers(algorithm: str, file: Path | None, env: str | None) -> tuple[dict[str, Any], str | None]:
+    """The settings that preset and file make, and the environment they are for.
+
+    Args:
+        algorithm: a key of ALGORITHMS.
+        file: a TOML file of settings by name (or the config.json of a run), or None.
+        env: the environment given on the command line, which wins over the file's; or None.
+
+    Returns:
+        ({field: value} without those left at their defaults, env or None).
+    """
+    given = read_file(file) if file is not None else {}
+    given = coerce_all(config_class(algorithm), given, str(file))
+    env = env if env is not None else given.get("env")
+    preset = PRESETS.get((algorithm, env), {}) if env is not None else {}
+    return merge(preset, given, {"env": env} if env is not None else {}), env
+
+
+def merge(*settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Later settings over earlier ones; where both are dicts (env_kwargs), key by key."""
+    merged: dict[str, Any] = {}
+    for layer in settings:
+        for name, value in layer.items():
+            both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+            merged[name] = {**merged[name], **value} if both else value
+    return merged
+
+
+def build(algorithm: str, settings: Mapping[str, Any], source: str) -> Any:
+    """The checked settings dataclass. `source` is named in errors ("runs/x/config.json").
+
+    Raises:
+        UserError: an unknown or missing name, a value of another type, or one out of range.
+    """
+    cls = config_class(algorithm)
+    values = coerce_all(cls, settings, source)
+    missing = [f.name for f in dataclasses.fields(cls) if f.name not in values and _required(f)]
+    if missing:
+        raise UserError(f"{source}: {', '.join(missing)} must be given")
+    return check(cls(**values))
+
+
+def check(config: Any) -> Any:
+    """`config`, if its `validate` accepts it; else its ValueError as a UserError."""
+    try:
+        config.validate()
+    except ValueError as error:
+        raise UserError(" ".join(str(error).split())) from error
+    return config
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Settings from a TOML file, or a JSON file whose name ends in .json."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise UserError(f"cannot read the config file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"the config file {path} is not valid: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"the config file {path} must hold settings by name; it holds a {type(data).__name__}")
+    return data
+
+
+def to_json(config: Any) -> str:
+    """Every field by name, as JSON that `build` reads back to an equal dataclass."""
+    return json.dumps({f.name: getattr(config, f.name) for f in dataclasses.fields(config)}, indent=2) + "\n"
+
+
+def coerce_all(cls: Any, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """`settings` with each value as its field's type has it (a list for a tuple, 1 for 1.0).
+
+    Raises:
+        UserError: a name that is no field of `cls` (the closest one is named), or a value of another type.
+    """
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    values = {}
+    for key, value in settings.items():
+        name = key.replace("-", "_")
+        if name not in names:
+            raise UserError(f"{source}: unknown setting {key!r}{closest(name, names)}")
+        try:
+            values[name] = _coerce(value, hints[name])
+        except TypeError:
+            expected = _describe(hints[name])
+            raise UserError(f"{source}: {name} must be {expected}; got {json.dumps(value, default=str)}") from None
+    return values
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """ ": did you mean 'x'?" for the most similar known word; "" where none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def _member(algorithm: str, which: int) -> Any:
+    if algorithm not in ALGORITHMS:
+        raise UserError(f"unknown algorithm {algorithm!r}: choose {' or '.join(ALGORITHMS)}")
+    entry = ALGORITHMS[algorithm]
+    return getattr(importlib.import_module(entry[0]), entry[which])
+
+
+def _required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _coerce(value: Any, hint: Any) -> Any:
+    """`value` as an instance of the type `hint`, or TypeError. Only what JSON and TOML can write comes in."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _coerce(value, args[0])
+    if origin in (typing.Union, types.UnionType):
+        for choice in args:
+            try:
+                return _coerce(value, choice)
+            except TypeError:
+                continue
+        raise TypeError
+    if origin is typing.Literal:
+        if any(value == a and type(value) is type(a) for a in args):
+            return value
+        raise TypeError
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_coerce(v, args[0]) for v in value)
+        if len(args) != len(value):
+            raise TypeError
+        return tuple(_coerce(v, a) for v, a in zip(value, args, strict=True))
+    if origin is list:
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        return [_coerce(v, args[0]) for v in value]
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
+            raise TypeError
+        return {k: _coerce(v, args[1]) for k, v in value.items()}
+    if hint in (Any, object):
+        return value
+    if hint is None or hint is types.NoneType:
+        if value is None:
+            return None
+        raise TypeError
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, float) and math.isfinite(value) and value == int(value):
+        return int(value)  # 1e6 in a TOML file
+    if (hint is bool or not isinstance(value, bool)) and isinstance(hint, type) and isinstance(value, hint):
+        return value
+    raise TypeError
+
+
+def _describe(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _describe(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(a) for a in args)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(json.dumps(a) for a in args)
+    if origin in (tuple, list):
+        return f"a list of {_describe(args[0]).removeprefix('an ').removeprefix('a ')}s"
+    if origin in (dict, Mapping):
+        return "a table of values by name"
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", types.NoneType: "nothing"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))

@@ -1,0 +1,225 @@
+"""What a run shows while it trains: a live table on a terminal, plain lines elsewhere.
+
+Only this module and the command line print.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+BAR = 24  # characters
+REFRESH = 0.25  # seconds between two pictures: a table costs a millisecond to lay out
+SMOOTH = 10.0  # seconds over which steps per second are averaged
+
+
+class Display(Protocol):
+    """Where the loop shows its progress."""
+
+    def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
+        """Called after each logged epoch: `metrics` as logged, `phases` in seconds since the last call."""
+        ...
+
+    def message(self, text: str) -> None:
+        """A line that stays: where something was saved, that a stop was requested."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """Shows nothing: what the loop uses when it is called from Python."""
+
+    def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
+        return
+
+    def message(self, text: str) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class Rate:
+    """Steps per second over the last SMOOTH seconds, and the time left at that rate."""
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.perf_counter):
+        self._total = total
+        self._clock = clock
+        self._points: list[tuple[float, int]] = []
+
+    def start(self, step: int) -> None:
+        self._points = [(self._clock(), step)]
+
+    def update(self, step: int) -> None:
+        now = self._clock()
+        self._points.append((now, step))
+        while len(self._points) > 2 and self._points[1][0] < now - SMOOTH:
+            self._points.pop(0)
+
+    @property
+    def per_second(self) -> float:
+        """NaN before the second point."""
+        if len(self._points) < 2:
+            return math.nan
+        (t0, s0), (t1, s1) = self._points[0], self._points[-1]
+        return (s1 - s0) / (t1 - t0) if t1 > t0 else math.nan
+
+    @property
+    def seconds_left(self) -> float:
+        rate = self.per_second
+        return (self._total - self._points[-1][1]) / rate if rate > 0 else math.nan
+
+
+class Plain:
+    """One line every `interval` seconds, and one at the first and the last update."""
+
+    def __init__(self, console: Console, total_steps: int, start_step: int = 0, interval: float = 10.0):
+        self._console = console
+        self._total = total_steps
+        self._interval = interval
+        self._rate = Rate(total_steps)
+        self._rate.start(start_step)
+        self._last = -math.inf
+
+    def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
+        self._rate.update(step)
+        now = time.perf_counter()
+        if now - self._last < self._interval and step < self._total:
+            return
+        self._last = now
+        parts = [
+            f"step {step:,}/{self._total:,}",
+            f"epoch {epoch}",
+            f"SPS {count(self._rate.per_second)}",
+            *(f"{short(name)} {number(metrics[name])}" for name in HEADLINE if name in metrics),
+            f"left {duration(self._rate.seconds_left)}",
+        ]
+        self.message("  ".join(parts))
+
+    def message(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def close(self) -> None:
+        return
+
+
+class Dashboard:
+    """A table that is redrawn in place: progress, numbers by group, and phases as bars."""
+
+    def __init__(self, console: Console, total_steps: int, title: str, start_step: int = 0):
+        self._console = console
+        self._total = total_steps
+        self._title = title
+        self._rate = Rate(total_steps)
+        self._rate.start(start_step)
+        self._phases: dict[str, float] = {}
+        self._drawn = -math.inf
+        # The cursor stays visible: a second Ctrl-C ends the process at once, with nobody left to bring it back.
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._live.start()
+        console.show_cursor(True)
+
+    def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
+        self._rate.update(step)
+        for name, seconds in phases.items():
+            self._phases[name] = 0.8 * self._phases.get(name, seconds) + 0.2 * seconds
+        now = time.perf_counter()
+        if now - self._drawn >= REFRESH or step >= self._total:
+            self._drawn = now
+            self._live.update(self._picture(step, epoch, metrics), refresh=True)
+
+    def message(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _picture(self, step: int, epoch: int, metrics: Mapping[str, float]) -> Group:
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(self._title, style="bold"),
+            ProgressBar(total=self._total, completed=step, width=BAR),
+            f"{100 * step / self._total:.0f}%",
+            f"step {step:,}/{self._total:,}",
+            f"epoch {epoch}",
+            f"SPS {count(self._rate.per_second)}",
+            f"left {duration(self._rate.seconds_left)}",
+        )
+        columns = Table.grid(padding=(0, 4))
+        columns.add_row(*(self._group(name, items) for name, items in groups(metrics).items()), self._phase_bars())
+        return Group(head, columns)
+
+    def _group(self, name: str, items: Mapping[str, float]) -> Table:
+        table = Table.grid(padding=(0, 1))
+        table.add_row(Text(name, style="bold cyan"), "")
+        for label, value in items.items():
+            table.add_row(label, Text(number(value), justify="right", style="" if math.isfinite(value) else "bold red"))
+        return table
+
+    def _phase_bars(self) -> Table:
+        table = Table.grid(padding=(0, 1))
+        table.add_row(Text("phases", style="bold cyan"), "", "")
+        whole = sum(self._phases.values()) or 1.0
+        for name, seconds in self._phases.items():
+            table.add_row(
+                name, ProgressBar(total=whole, completed=seconds, width=BAR // 2), f"{100 * seconds / whole:3.0f}%"
+            )
+        return table
+
+
+HEADLINE = ("episode/return", "episode/length", "loss/policy", "loss/value", "loss/entropy", "policy/approx_kl")
+"""The metrics of a plain line, where a trainer has them."""
+
+
+def make(console: Console, total_steps: int, title: str, start_step: int = 0) -> Display:
+    """A dashboard where the console is a terminal, plain lines where not."""
+    if console.is_terminal:
+        return Dashboard(console, total_steps, title, start_step)
+    return Plain(console, total_steps, start_step)
+
+
+def groups(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Metrics called "group/name" by group, the rest under "run"; a "time/..." is left out, the phases show it."""
+    grouped: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        group, _, label = name.rpartition("/")
+        if group != "time":
+            grouped.setdefault(group or "run", {})[label] = value
+    return grouped
+
+
+def short(name: str) -> str:
+    """ "episode/return" is "return"."""
+    return name.rpartition("/")[2]
+
+
+def number(value: float) -> str:
+    """Four significant digits."""
+    return f"{value:.4g}"
+
+
+def count(value: float) -> str:
+    """1234567 is "1.23M"."""
+    if not math.isfinite(value):
+        return "-"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """3725 is "1h02m", 65 is "1m05s"."""
+    if not math.isfinite(seconds):
+        return "-"
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"

@@ -1,0 +1,100 @@
+"""Metrics on disk: JSON lines, and the same numbers for TensorBoard."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sharpwave.run import rundir
+
+
+class RunLog:
+    """Appends to a run's metrics.jsonl and tensorboard/.
+
+    A line is one JSON object: "step" (environment steps), "epoch", then the metrics by name. JSON has no NaN and no
+    infinity: such a value is null, and "nonfinite" says what it was: {"loss/value": null, "nonfinite":
+    {"loss/value": "inf"}}. Each line is written whole, in one call, before `write` returns.
+
+    Resuming from a checkpoint repeats the epochs after it, so their lines would come twice: lines after `resume_step`
+    and a last line that a kill cut short are removed from metrics.jsonl, and TensorBoard is told to forget them. What
+    is removed is written again as training repeats it.
+
+    Args:
+        run_dir: the run's directory.
+        resume_step: the step of the checkpoint from which the run continues; None for a new run.
+    """
+
+    def __init__(self, run_dir: Path, resume_step: int | None = None):
+        self._run_dir = run_dir
+        self._purge_step = None if resume_step is None else resume_step + 1
+        path = run_dir / rundir.METRICS
+        if resume_step is not None and path.exists():
+            os.truncate(path, _bytes_until(path, resume_step))
+        self._file = path.open("ab", buffering=0)
+        self._tensorboard: Any = None
+
+    def write(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Add one line; `step` must not be less than the last one's."""
+        values = {name: float(value) for name, value in metrics.items()}
+        odd = {name: repr(value) for name, value in values.items() if not math.isfinite(value)}
+        line: dict[str, Any] = {"step": step, "epoch": epoch}
+        line |= {name: None if name in odd else value for name, value in values.items()}
+        if odd:
+            line["nonfinite"] = odd
+        self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
+        writer = self._summary_writer()
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """Make all lines durable. Called before a checkpoint, so that no checkpoint is ahead of the log."""
+        os.fsync(self._file.fileno())
+        if self._tensorboard is not None:
+            self._tensorboard.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _summary_writer(self) -> Any:
+        # Imported at the first line and not at start-up: who only resumes, evaluates or fails does not wait for it.
+        if self._tensorboard is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            directory = str(self._run_dir / rundir.TENSORBOARD)
+            self._tensorboard = SummaryWriter(directory, purge_step=self._purge_step)
+        return self._tensorboard
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; values that were not finite are floats again. A cut last line is left out."""
+    lines = []
+    for text in (run_dir / rundir.METRICS).read_bytes().split(b"\n")[:-1]:
+        line = json.loads(text)
+        line.update({name: float(value) for name, value in line.pop("nonfinite", {}).items()})
+        lines.append(line)
+    return lines
+
+
+def _bytes_until(path: Path, step: int) -> int:
+    """The length of the whole lines at the file's head whose step is at most `step`."""
+    length = 0
+    with path.open("rb") as file:
+        for text in file:
+            try:
+                keep = text.endswith(b"\n") and json.loads(text)["step"] <= step
+            except (ValueError, KeyError, TypeError):
+                keep = False
+            if not keep:
+                break
+            length += len(text)
+    return length

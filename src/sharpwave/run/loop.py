@@ -1,0 +1,129 @@
+"""The loop around a trainer: epochs, log lines, checkpoints, and an orderly stop."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from sharpwave.run import checkpoint, rundir
+from sharpwave.run.display import Display, Silent
+from sharpwave.run.errors import CheckpointError
+from sharpwave.run.log import RunLog
+from sharpwave.run.signals import StopRequest
+
+
+class Trainer(Protocol):
+    """What the loop needs of a trainer. `algos.ppo.PPO` is one."""
+
+    config: Any
+    """Its settings; the loop reads those of `sharpwave.run.config.RunConfig`."""
+    epoch: int
+    """Epochs done."""
+    num_epochs: int
+    """Epochs in the whole run."""
+    global_step: int
+    """Environment steps done."""
+
+    def train_epoch(self) -> None:
+        """Collect and learn once: the smallest piece of training between two checkpoints."""
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """Numbers of the epochs since the last call, named "group/name": "episode/return", "loss/value". The only place
+        where the host waits for the device."""
+        ...
+
+    def phases(self) -> Mapping[str, float]:
+        """Seconds by phase since the last call (`PhaseTimer.take`)."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of the run depends on: nested dicts of what `checkpoint.flatten` takes."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def run(
+    trainer: Trainer,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    display: Display | None = None,
+    stop: StopRequest | None = None,
+) -> bool:
+    """Train to the end, or until a stop is requested.
+
+    Log lines are written every `log_interval` epochs; checkpoints before the first epoch, every `checkpoint_interval`
+    epochs, after the last one and at a stop. Both follow the count of epochs, not the clock: a run that was killed and
+    resumed does exactly what one that was not killed does.
+
+    Args:
+        trainer: freshly made.
+        run_dir: made by `rundir.create`. One process trains in it at a time.
+        resume: continue from the newest checkpoint in `run_dir`.
+        display: where progress shows; None shows nothing.
+        stop: asked after each epoch; None never stops.
+
+    Returns:
+        True where the run is complete, False where it stopped; either way its newest checkpoint is of this moment.
+
+    Raises:
+        CheckpointError: there is no checkpoint to resume from, or it is damaged or of another configuration.
+        UserError: another process trains in `run_dir`.
+    """
+    config = trainer.config
+    display = display or Silent()
+    checkpoints = run_dir / rundir.CHECKPOINTS
+    with rundir.lock(run_dir):
+        elapsed = restore(trainer, run_dir) if resume else 0.0
+        began = time.perf_counter() - elapsed
+        with RunLog(run_dir, trainer.global_step if resume else None) as log:
+            if not resume:
+                _save(trainer, checkpoints, log, 0.0)
+            last_save, last_step, last_time = trainer.epoch, trainer.global_step, time.perf_counter()
+            while trainer.epoch < trainer.num_epochs and not (stop and stop.requested):
+                trainer.train_epoch()
+                final = trainer.epoch >= trainer.num_epochs
+                if final or trainer.epoch % config.log_interval == 0:
+                    metrics, phases = dict(trainer.metrics()), trainer.phases()
+                    now = time.perf_counter()
+                    metrics["time/elapsed"] = now - began
+                    metrics["time/sps"] = (trainer.global_step - last_step) / (now - last_time)
+                    metrics |= {f"time/{name}": seconds for name, seconds in phases.items()}
+                    log.write(trainer.global_step, trainer.epoch, metrics)
+                    display.update(trainer.global_step, trainer.epoch, metrics, phases)
+                    last_step, last_time = trainer.global_step, now
+                if final or trainer.epoch % config.checkpoint_interval == 0:
+                    _save(trainer, checkpoints, log, time.perf_counter() - began)
+                    last_save = trainer.epoch
+            if trainer.epoch > last_save:
+                _save(trainer, checkpoints, log, time.perf_counter() - began)
+    return trainer.epoch >= trainer.num_epochs
+
+
+def restore(trainer: Trainer, run_dir: Path) -> float:
+    """Load the newest checkpoint of a run into `trainer`; the seconds trained so far.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged or of another configuration.
+    """
+    path = checkpoint.latest(run_dir / rundir.CHECKPOINTS)
+    if path is None:
+        raise CheckpointError(f"{run_dir} holds no checkpoint: start the run again in another directory")
+    tensors, meta = checkpoint.load(path)
+    state = checkpoint.unflatten(tensors, meta)
+    try:
+        trainer.load_state_dict(state["trainer"])
+    except (ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"checkpoint {path} is not of this configuration: {reason}") from error
+    return float(state["elapsed"])
+
+
+def _save(trainer: Trainer, directory: Path, log: RunLog, elapsed: float) -> None:
+    path = checkpoint.step_path(directory, trainer.global_step)
+    log.sync()
+    tensors, structure = checkpoint.flatten({"trainer": trainer.state_dict(), "elapsed": elapsed})
+    checkpoint.save(path, tensors, structure)
+    checkpoint.prune(directory, trainer.config.keep_checkpoints)

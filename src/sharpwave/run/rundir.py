@@ -1,0 +1,131 @@
+"""A run's directory: what is in it, and that nothing in it is ever overwritten.
+
+runs/ppo-CartPole-v1-seed0-20260131-142501/
+  config.json     every setting, resolved
+  run.json        algorithm, command, versions, machine, time of creation
+  metrics.jsonl   a line of numbers every `log_interval` epochs
+  tensorboard/    the same, for TensorBoard
+  checkpoints/    step-000000040960/, the newest `keep_checkpoints`
+"""
+
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from sharpwave.run import config as configs
+from sharpwave.run.errors import UserError
+
+CONFIG, RUN, METRICS, TENSORBOARD, CHECKPOINTS = (
+    "config.json",
+    "run.json",
+    "metrics.jsonl",
+    "tensorboard",
+    "checkpoints",
+)
+PACKAGES = ("sharpwave", "torch", "triton", "numba", "numpy", "gymnasium", "safetensors", "tyro", "rich", "tensorboard")
+
+
+def create(path: Path | None, algorithm: str, config: Any, command: Sequence[str]) -> Path:
+    """Make a run's directory, with config.json and run.json in it.
+
+    Args:
+        path: must not exist, not even empty; its parents are made. None takes
+            runs/ALGORITHM-ENV-seedS-YYYYmmdd-HHMMSS, with -2, -3, ... behind it where that is taken.
+        algorithm: a key of config.ALGORITHMS.
+        config: the algorithm's settings.
+        command: the command line, for the record.
+
+    Raises:
+        UserError: `path` exists or cannot be made.
+    """
+    made = _make(path) if path is not None else _make_default(algorithm, config)
+    record = {
+        "algorithm": algorithm,
+        "command": list(command),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": versions(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+    }
+    (made / CONFIG).write_text(configs.to_json(config), encoding="utf-8")
+    (made / RUN).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return made
+
+
+def read(path: Path) -> tuple[str, Any]:
+    """The algorithm and the settings of a run.
+
+    Raises:
+        UserError: `path` is not a run's directory, or its files are not what sharpwave wrote.
+    """
+    if not path.is_dir():
+        raise UserError(f"no run at {path}: give a directory that `sharpwave train` made")
+    if not (path / RUN).is_file() or not (path / CONFIG).is_file():
+        raise UserError(f"{path} is not a run: it holds no {RUN} or no {CONFIG}")
+    record = configs.read_file(path / RUN)
+    if not isinstance(record.get("algorithm"), str):
+        raise UserError(f"{path / RUN} names no algorithm: it is not a file that sharpwave wrote")
+    settings = configs.read_file(path / CONFIG)
+    return record["algorithm"], configs.build(record["algorithm"], settings, str(path / CONFIG))
+
+
+@contextmanager
+def lock(path: Path) -> Generator[None]:
+    """Hold a run for writing: of two processes only one trains in a directory. Released when the process ends, however.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    held = filelock.FileLock(path / ".lock", timeout=0)
+    try:
+        held.acquire()
+    except filelock.Timeout:
+        raise UserError(f"{path} is being trained by another process: wait for it, or stop it first") from None
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def versions() -> dict[str, str | None]:
+    """The version of each package that matters, or None where it is not installed. Imports none of them."""
+
+    def version(package: str) -> str | None:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    return {package: version(package) for package in PACKAGES}
+
+
+def _make(path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+    except FileExistsError:
+        advice = f"continue it with `sharpwave resume {path}`" if (path / RUN).is_file() else "nothing was overwritten"
+        raise UserError(f"run directory {path} exists: choose another --run-dir, or {advice}") from None
+    except OSError as error:
+        raise UserError(f"cannot make the run directory {path}: {error.strerror}") from error
+    return path
+
+
+def _make_default(algorithm: str, config: Any) -> Path:
+    env = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env).strip("-.")
+    name = f"{algorithm}-{env}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, count = Path("runs") / name, 1
+    while path.exists():
+        count += 1
+        path = Path("runs") / f"{name}-{count}"
+    return _make(path)
