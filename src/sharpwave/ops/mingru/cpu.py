@@ -64,101 +64,140 @@ def _candidate(hidden):
     return hidden + HALF if hidden >= ZERO else squashed
 
 
-def _scan_body(combined, state, x, reset, save, out, next_state, checkpoints):
-    n_rows, horizon, n_channels = x.shape
-    n_blocks = (n_channels + BLOCK - 1) // BLOCK
-    resets = reset.size > 0
-    for task in numba.prange(n_rows * n_blocks):
-        b, lo = task // n_blocks, task % n_blocks * BLOCK
-        width = min(BLOCK, n_channels - lo)
-        h = next_state[b, lo : lo + width]
-        z, p = np.empty(BLOCK, F), np.empty(BLOCK, F)
-        h[:] = state[b, lo : lo + width]
-        for t in range(horizon):
-            if save and t % CHECKPOINT == 0:
-                checkpoints[b, t // CHECKPOINT, lo : lo + width] = h
-            if resets and reset[b, t]:
-                h[:] = ZERO
-            hidden = combined[b, t, lo : lo + width]
-            gate = combined[b, t, n_channels + lo : n_channels + lo + width]
-            proj = combined[b, t, 2 * n_channels + lo : 2 * n_channels + lo + width]
-            x_t, out_t = x[b, t, lo : lo + width], out[b, t, lo : lo + width]
-            # Short loops over few arrays each: LLVM vectorises none where it would have to tell many apart at run time.
-            for i in range(width):
-                z[i] = _sigmoid(gate[i])
-            for i in range(width):
-                p[i] = _sigmoid(proj[i])
-            for i in range(width):
-                h[i] = _fma(z[i], _candidate(hidden[i]) - h[i], h[i])
-            for i in range(width):
-                out_t[i] = _fma(p[i], h[i] - x_t[i], x_t[i])
+# error_model="numpy": a division that raises on 0 would keep loops from being vectorised.
+# And each loop touches few arrays: LLVM vectorises none where it would have to tell many of them apart at run time.
+@numba.njit(error_model="numpy")
+def _advance(hidden, gate, proj, x, h, out):
+    """One step of some channels, h in place."""
+    for i in range(h.size):
+        h[i] = _fma(_sigmoid(gate[i]), _candidate(hidden[i]) - h[i], h[i])
+    for i in range(h.size):
+        out[i] = _fma(_sigmoid(proj[i]), h[i] - x[i], x[i])
 
 
-def _backward_body(dout, dnext_state, combined, x, reset, checkpoints, dcombined, dstate, dx):
-    n_rows, horizon, n_channels = x.shape
-    n_blocks = (n_channels + BLOCK - 1) // BLOCK
-    resets = reset.size > 0
-    for task in numba.prange(n_rows * n_blocks):
-        b, lo = task // n_blocks, task % n_blocks * BLOCK
-        width = min(BLOCK, n_channels - lo)
-        # z, c and h of the chunk's steps; row s of states is the state carried into step s, before any reset.
-        zs, cs = np.empty((CHECKPOINT, BLOCK), F), np.empty((CHECKPOINT, BLOCK), F)
-        states = np.empty((CHECKPOINT + 1, BLOCK), F)
-        p, zero_state = np.empty(BLOCK, F), np.zeros(BLOCK, F)
-        dh = dstate[b, lo : lo + width]
-        dh[:] = dnext_state[b, lo : lo + width]
-        for back in range(checkpoints.shape[1]):
-            chunk = checkpoints.shape[1] - 1 - back
-            start = chunk * CHECKPOINT
-            steps = min(CHECKPOINT, horizon - start)
-            states[0, :width] = checkpoints[b, chunk, lo : lo + width]
-            for s in range(steps):
-                hidden = combined[b, start + s, lo : lo + width]
-                gate = combined[b, start + s, n_channels + lo : n_channels + lo + width]
-                z, c, h_t = zs[s], cs[s], states[s + 1]
-                h = zero_state if resets and reset[b, start + s] else states[s]
-                for i in range(width):
-                    z[i] = _sigmoid(gate[i])
-                for i in range(width):
-                    c[i] = _candidate(hidden[i])
-                for i in range(width):
-                    h_t[i] = _fma(z[i], c[i] - h[i], h[i])
-            for s in range(steps - 1, -1, -1):
-                t = start + s
-                hidden = combined[b, t, lo : lo + width]
-                proj = combined[b, t, 2 * n_channels + lo : 2 * n_channels + lo + width]
-                g, x_t = dout[b, t, lo : lo + width], x[b, t, lo : lo + width]
-                dhidden = dcombined[b, t, lo : lo + width]
-                dgate = dcombined[b, t, n_channels + lo : n_channels + lo + width]
-                dproj = dcombined[b, t, 2 * n_channels + lo : 2 * n_channels + lo + width]
-                dx_t = dx[b, t, lo : lo + width]
-                z, c, h_t = zs[s], cs[s], states[s + 1]
-                h = zero_state if resets and reset[b, t] else states[s]
-                for i in range(width):
-                    p[i] = _sigmoid(proj[i])
-                for i in range(width):
-                    dproj[i] = g[i] * (h_t[i] - x_t[i]) * (p[i] * (ONE - p[i]))
-                for i in range(width):
-                    dx_t[i] = g[i] * (ONE - p[i])
-                for i in range(width):
-                    dh[i] = _fma(g[i], p[i], dh[i])
-                for i in range(width):
-                    dgate[i] = dh[i] * (c[i] - h[i]) * (z[i] * (ONE - z[i]))
-                for i in range(width):
-                    slope = c[i] * (ONE - c[i])
-                    dhidden[i] = dh[i] * z[i] * (ONE if hidden[i] >= ZERO else slope)
-                for i in range(width):
-                    dh[i] = dh[i] * (ONE - z[i])
-                if resets and reset[b, t]:
-                    dh[:] = ZERO
+@numba.njit(error_model="numpy")
+def _states(hidden, gate, h_tm1, z, c, h):
+    """One step of the states, keeping z and c."""
+    for i in range(hidden.size):
+        z[i] = _sigmoid(gate[i])
+    for i in range(hidden.size):
+        c[i] = _candidate(hidden[i])
+        h[i] = _fma(z[i], c[i] - h_tm1[i], h_tm1[i])
 
 
-# error_model="numpy": a division that raises on 0 would keep the loops from being vectorised.
-_scan = numba.njit(cache=True, error_model="numpy")(_scan_body)
-_scan_parallel = numba.njit(cache=True, error_model="numpy", parallel=True)(_scan_body)
-_scan_backward = numba.njit(cache=True, error_model="numpy")(_backward_body)
-_scan_backward_parallel = numba.njit(cache=True, error_model="numpy", parallel=True)(_backward_body)
-NO_RESET = np.empty((0, 0), np.bool_)
+@numba.njit(error_model="numpy")
+def _retreat(hidden, proj, x, g, z, c, h_tm1, h, p, dh, dhidden, dgate, dproj, dx):
+    """One step of the gradient, dh in place; p is scratch."""
+    for i in range(dh.size):
+        p[i] = _sigmoid(proj[i])
+    for i in range(dh.size):
+        dproj[i] = g[i] * (h[i] - x[i]) * (p[i] * (ONE - p[i]))
+    for i in range(dh.size):
+        dx[i] = g[i] * (ONE - p[i])
+        dh[i] = _fma(g[i], p[i], dh[i])
+    for i in range(dh.size):
+        dgate[i] = dh[i] * (c[i] - h_tm1[i]) * (z[i] * (ONE - z[i]))
+    for i in range(dh.size):
+        slope = c[i] * (ONE - c[i])
+        dhidden[i] = dh[i] * z[i] * (ONE if hidden[i] >= ZERO else slope)
+        dh[i] = dh[i] * (ONE - z[i])
+
+
+@numba.njit(error_model="numpy")
+def _scan_task(task, combined, state, x, reset, save, out, next_state, checkpoints):
+    """All steps of one row's block of channels."""
+    _, horizon, n = x.shape
+    n_blocks = (n + BLOCK - 1) // BLOCK
+    b, lo = task // n_blocks, task % n_blocks * BLOCK
+    hi = min(lo + BLOCK, n)
+    h = next_state[b, lo:hi]
+    h[:] = state[b, lo:hi]
+    for t in range(horizon):
+        if save and t % CHECKPOINT == 0:
+            checkpoints[b, t // CHECKPOINT, lo:hi] = h
+        if reset.size > 0 and reset[b, t]:
+            h[:] = ZERO
+        row = combined[b, t]
+        _advance(row[lo:hi], row[n + lo : n + hi], row[2 * n + lo : 2 * n + hi], x[b, t, lo:hi], h, out[b, t, lo:hi])
+
+
+@numba.njit(error_model="numpy")
+def _backward_task(task, dout, dnext_state, combined, x, reset, checkpoints, dcombined, dstate, dx):
+    _, horizon, n = x.shape
+    n_blocks = (n + BLOCK - 1) // BLOCK
+    b, lo = task // n_blocks, task % n_blocks * BLOCK
+    hi = min(lo + BLOCK, n)
+    # z, c and h of a chunk's steps; row s of states is the state carried into step s, before any reset.
+    z, c = np.empty((CHECKPOINT, BLOCK), F), np.empty((CHECKPOINT, BLOCK), F)
+    states = np.empty((CHECKPOINT + 1, BLOCK), F)
+    p, zero_state = np.empty(BLOCK, F), np.zeros(BLOCK, F)
+    dh = dstate[b, lo:hi]
+    dh[:] = dnext_state[b, lo:hi]
+    for back in range(checkpoints.shape[1]):
+        chunk = checkpoints.shape[1] - 1 - back
+        start = chunk * CHECKPOINT
+        steps = min(CHECKPOINT, horizon - start)
+        states[0, : hi - lo] = checkpoints[b, chunk, lo:hi]
+        for s in range(steps):
+            row = combined[b, start + s]
+            h_tm1 = zero_state if reset.size > 0 and reset[b, start + s] else states[s]
+            _states(row[lo:hi], row[n + lo : n + hi], h_tm1, z[s], c[s], states[s + 1])
+        for s in range(steps - 1, -1, -1):
+            t = start + s
+            row, drow = combined[b, t], dcombined[b, t]
+            cut = reset.size > 0 and reset[b, t]
+            h_tm1 = zero_state if cut else states[s]
+            _retreat(
+                *(row[lo:hi], row[2 * n + lo : 2 * n + hi], x[b, t, lo:hi], dout[b, t, lo:hi]),
+                *(z[s], c[s], h_tm1, states[s + 1], p, dh),
+                *(drow[lo:hi], drow[n + lo : n + hi], drow[2 * n + lo : 2 * n + hi], dx[b, t, lo:hi]),
+            )
+            if cut:
+                dh[:] = ZERO
+
+
+@numba.njit(error_model="numpy")
+def _tasks(x):
+    return x.shape[0] * ((x.shape[2] + BLOCK - 1) // BLOCK)
+
+
+@numba.njit(cache=True)
+def _scan(combined, state, x, reset, save, out, next_state, checkpoints):
+    for task in range(_tasks(x)):
+        _scan_task(task, combined, state, x, reset, save, out, next_state, checkpoints)
+
+
+@numba.njit(cache=True, parallel=True)
+def _scan_parallel(combined, state, x, reset, save, out, next_state, checkpoints):
+    for task in numba.prange(_tasks(x)):
+        _scan_task(task, combined, state, x, reset, save, out, next_state, checkpoints)
+
+
+@numba.njit(cache=True)
+def _backward(dout, dnext_state, combined, x, reset, checkpoints, dcombined, dstate, dx):
+    for task in range(_tasks(x)):
+        _backward_task(task, dout, dnext_state, combined, x, reset, checkpoints, dcombined, dstate, dx)
+
+
+@numba.njit(cache=True, parallel=True)
+def _backward_parallel(dout, dnext_state, combined, x, reset, checkpoints, dcombined, dstate, dx):
+    for task in numba.prange(_tasks(x)):
+        _backward_task(task, dout, dnext_state, combined, x, reset, checkpoints, dcombined, dstate, dx)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _step(combined, state, x, reset, out, next_state):
+    n_rows, n = x.shape
+    for b in range(n_rows):
+        h, row = next_state[b], combined[b]
+        if reset.size > 0 and reset[b]:
+            h[:] = ZERO
+        else:
+            h[:] = state[b]
+        _advance(row[:n], row[n : 2 * n], row[2 * n :], x[b], h, out[b])
+
+
+NO_RESET, NO_RESETS = np.empty((0, 0), np.bool_), np.empty(0, np.bool_)
 
 
 def mingru_scan(
@@ -181,9 +220,13 @@ def mingru_scan(
 
 def mingru_step(combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
     """Same as `reference.mingru_step`."""
-    flags = None if reset is None else reset[:, None]
-    out, next_state, _ = mingru_scan(combined[:, None], state, x[:, None], flags)
-    return out[:, 0], next_state
+    out, next_state = torch.empty(x.shape), torch.empty(x.shape)
+    _step(
+        *(_array(v) for v in (combined, state, x)),
+        NO_RESETS if reset is None else reset.contiguous().numpy(),
+        *(out.numpy(), next_state.numpy()),
+    )
+    return (out if combined.dtype == torch.float32 else out.to(combined.dtype)), next_state
 
 
 def mingru_scan_backward(
@@ -199,7 +242,7 @@ def mingru_scan_backward(
     del backward
     b, horizon, h = x.shape
     dcombined, dstate, dx = torch.empty(b, horizon, 3 * h), torch.empty(b, h), torch.empty(b, horizon, h)
-    run = _scan_backward if x.numel() < SMALL else _scan_backward_parallel
+    run = _backward if x.numel() < SMALL else _backward_parallel
     run(
         *(_array(v) for v in (dout, dnext_state, combined, x)),
         NO_RESET if reset is None else reset.contiguous().numpy(),
@@ -211,4 +254,6 @@ def mingru_scan_backward(
 def _array(tensor: Tensor) -> np.ndarray:
     if tensor.dtype == torch.float64:
         raise TypeError("the cpu backend of mingru takes float32 and narrower; got float64: use backend='reference'")
-    return tensor.detach().contiguous().float().numpy()
+    if tensor.requires_grad or tensor.dtype != torch.float32 or not tensor.is_contiguous():
+        tensor = tensor.detach().float().contiguous()
+    return tensor.numpy()
