@@ -1,27 +1,31 @@
-"""Vectors of environments with batched tensors: one contract, native environments, and adapters."""
+"""Vectors of environments with batched tensors: one contract, native environments, and adapters.
 
-import torch
+env = sharpwave.envs.make("CartPole-v1", num_envs=64)
+obs, action_mask, _ = env.reset(seed=0)
+step = env.step(action)
+"""
 
 from sharpwave.envs.base import Continuous, Discrete, EnvFault, Observation, Reset, Step, VectorEnv
 from sharpwave.envs.cartpole import CartPole
+from sharpwave.envs.cue_recall import CueRecall
+from sharpwave.envs.registry import make, names, register
+from sharpwave.envs.stats import EpisodeStats, EpisodeSummary
 from sharpwave.envs.tensor import TensorEnv
 
 __all__ = [
     "CartPole",
     "Continuous",
+    "CueRecall",
     "Discrete",
     "EnvFault",
+    "EpisodeStats",
+    "EpisodeSummary",
     "Observation",
     "Reset",
     "Step",
     "TensorEnv",
     "VectorEnv",
     "make",
+    "names",
+    "register",
 ]
-
-
-def make(name: str, num_envs: int, device: torch.device | str = "cpu", **options) -> VectorEnv:
-    """The environment called `name`, N times."""
-    if name != "sharpwave/CartPole":
-        raise ValueError(f"unknown environment {name!r}")
-    return CartPole(num_envs, device, **options)

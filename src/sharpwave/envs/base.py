@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,7 +53,7 @@ class Continuous:
         low, high: `dim` bounds each, infinite where there is none.
 
     Raises:
-        ValueError: lengths differ from `dim`, or a lower bound is not below its upper bound.
+        ValueError: lengths differ from `dim`, or a lower bound is above its upper bound.
     """
 
     dim: int
@@ -64,8 +65,8 @@ class Continuous:
             raise ValueError(
                 f"low and high must hold dim = {self.dim} >= 1 bounds; got {len(self.low)}, {len(self.high)}"
             )
-        if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
-            raise ValueError(f"low must be below high in every dimension; got low {self.low}, high {self.high}")
+        if not all(low <= high for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError(f"low must not be above high in any dimension; got low {self.low}, high {self.high}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,9 +123,9 @@ class Step(NamedTuple):
 
     @property
     def begins(self) -> Tensor:
-        """(N,) bool: set recurrent state to zero before it reads `obs`, for it must not cross from one episode to the next.
+        """(N,) bool: zero the recurrent state here before it reads `obs`, for it must not cross into another episode.
 
-        True where this step ended an episode and also where it was not valid: environments that begin their next
+        True where this step ended an episode, and also where it was not valid: environments that begin their next
         episode one step late show the final observation once more, as `obs`, before the first one.
         """
         ended = self.terminated | self.truncated
@@ -149,20 +150,18 @@ class EnvFault(RuntimeError):
 class VectorEnv(ABC):
     """N environments of one kind, stepped together.
 
-    A subclass sets the attributes by `super().__init__` and writes `_reset`, `_step`, and, where it can be saved,
-    `_state` and `_load`; the public methods check what they are given and call these.
+    A subclass sets the attributes by `super().__init__` and writes `_reset`, `_step`, and, where its episodes can be
+    saved, `inexact_because`, `_state` and `_load`; the public methods check what they are given and call these.
 
     Attributes:
         name: what `sharpwave.envs.make` takes, for messages and logs.
         num_envs: N.
         device: where every tensor given and returned lives.
         observation, action: the spaces.
-        exact_resume: `load_state_dict` continues the saved episodes bit for bit.
         capturable: `step` neither synchronises nor branches on values, so that it may be captured in a CUDA graph.
         may_skip: `Step.valid` is given at every step; otherwise it is always None.
     """
 
-    exact_resume: bool = False
     capturable: bool = False
     may_skip: bool = False
 
@@ -184,6 +183,8 @@ class VectorEnv(ABC):
         self._action_shape = torch.Size((num_envs, *action.shape))
         self._is_closed = False
         self._is_ready = False
+        self._seed = 0
+        self._count = 0  # calls of step since reset
 
     def reset(self, seed: int) -> Reset:
         """Begin N new episodes. The same seed gives the same episodes for the same actions.
@@ -199,6 +200,7 @@ class VectorEnv(ABC):
         self._require_open()
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63); got {seed}")
+        self._seed, self._count = seed, 0
         result = self._reset(seed)
         self._is_ready = True
         return result
@@ -217,40 +219,56 @@ class VectorEnv(ABC):
             EnvFault: an environment failed.
         """
         if self._is_closed or not self._is_ready:
-            self._require_open()
-            raise RuntimeError(f"{self.name}: step before reset: call reset(seed) first")
+            self._require_ready("step")
         if action.shape != self._action_shape:
             raise ValueError(
                 f"action must have shape {tuple(self._action_shape)} for {self.action}; got {tuple(action.shape)}"
             )
         if action.dtype != self.action.dtype:
             raise TypeError(f"action must be {self.action.dtype} for {self.action}; got {action.dtype}")
+        self._count += 1
         return self._step(action)
+
+    @property
+    def inexact_because(self) -> str | None:
+        """Why saved episodes cannot be continued, for the user to read; None where they can, bit for bit."""
+        return f"{type(self).__name__} does not save its episodes"
+
+    @property
+    def exact_resume(self) -> bool:
+        """Whether `load_state_dict` continues the episodes that `state_dict` saves now, bit for bit."""
+        return self.inexact_because is None
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on: a flat dict of tensors and JSON-able values.
 
         Each value is a tensor (a copy, on the CPU or the environment's device), to be saved e.g. as safetensors, or
-        passes `json.dumps` and comes back equal from `json.loads`. Nothing in it needs unpickling.
+        passes through JSON unchanged. Nothing in it needs unpickling.
+
+        Raises:
+            RuntimeError: before `reset`, or after `close`.
         """
-        self._require_open()
-        return {"num_envs": self.num_envs, **self._state()}
+        self._require_ready("state_dict")
+        return {"name": self.name, "num_envs": self.num_envs, "seed": self._seed, "count": self._count, **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Reset:
         """Go on from a state that `state_dict` gave, in an environment made with the same arguments.
 
         Where `exact_resume` held when the state was taken, the episodes continue bit for bit and the result says
-        `continued`; elsewhere new episodes begin, with a seed that follows from the saved state. Tensors are copied.
+        `continued`; elsewhere new episodes begin, from a seed that follows from the saved one. Tensors are copied.
 
         Raises:
             ValueError: the state is another environment's, or of another `num_envs`.
+            RuntimeError: after `close`.
         """
         self._require_open()
-        if state.get("num_envs") != self.num_envs:
-            raise ValueError(
-                f"{self.name}: the state holds {state.get('num_envs')} environments, this is {self.num_envs}: make it "
-                "with the num_envs it was saved with"
-            )
+        for key, value in {"name": self.name, "num_envs": self.num_envs}.items():
+            if state.get(key) != value:
+                raise ValueError(
+                    f"the state's {key} is {state.get(key)!r}, this environment's is {value!r}: make the environment "
+                    "that it was saved from"
+                )
+        self._seed, self._count = state["seed"], state["count"]
         result = self._load(state)
         self._is_ready = True
         return result
@@ -268,10 +286,15 @@ class VectorEnv(ABC):
     def _step(self, action: Tensor) -> Step: ...
 
     def _state(self) -> dict[str, Any]:
-        raise NotImplementedError(f"{self.name} cannot be saved: {type(self).__name__} does not define _state")
+        return {}
 
     def _load(self, state: Mapping[str, Any]) -> Reset:
-        raise NotImplementedError(f"{self.name} cannot be loaded: {type(self).__name__} does not define _load")
+        return self._begin_anew()
+
+    def _begin_anew(self) -> Reset:
+        """New episodes: neither the first ones once more nor, after another interruption, the same new ones."""
+        words = np.random.SeedSequence((self._seed, self._count)).generate_state(1, np.uint64)
+        return self.reset(int(words[0]) >> 1)
 
     def _close(self) -> None:
         return
@@ -279,6 +302,11 @@ class VectorEnv(ABC):
     def _require_open(self) -> None:
         if self._is_closed:
             raise RuntimeError(f"{self.name} is closed: make a new one with sharpwave.envs.make")
+
+    def _require_ready(self, what: str) -> None:
+        self._require_open()
+        if not self._is_ready:
+            raise RuntimeError(f"{self.name}: {what} before reset: call reset(seed) first")
 
     def __enter__(self):
         return self

@@ -35,11 +35,11 @@ class CartPole(TensorEnv):
         num_envs: N.
         device: any.
         max_episode_steps: at least 1.
-        dtype: of the state, float32 or float64; observations are float32. Gymnasium's is float64.
+        dtype: of the state, float32 or float64; observations are float32. Gymnasium's state is float64.
 
     Observation: (4,) float32, (x, x', theta, theta'). Action: Discrete((2,)).
-    Deterministic for a seed, device and N. A draw of 4 N numbers a step, used where an episode ended.
-    Source: Barto, Sutton, Anderson 1983, as corrected by Florian 2007.
+    Deterministic for a seed, device and N: each step draws 4 N numbers, and uses those of the episodes that ended.
+    Source: Barto, Sutton, Anderson 1983, with the equations of Florian 2007.
     """
 
     def __init__(
@@ -56,42 +56,49 @@ class CartPole(TensorEnv):
             raise ValueError(f"dtype must be torch.float32 or torch.float64; got {dtype}")
         super().__init__("sharpwave/CartPole", num_envs, device, Observation((4,), torch.float32), Discrete((2,)))
         self.max_episode_steps = max_episode_steps
-        # [4, N]: one row a variable, so that each operation below reads contiguous rows.
-        self._state_4n = self._keep("state", torch.zeros(4, num_envs, dtype=dtype))
+        self._physics = self._keep("physics", torch.zeros(num_envs, 4, dtype=dtype))
         self._steps = self._keep("steps", torch.zeros(num_envs, dtype=torch.int32))
-        self._first_4n = torch.empty_like(self._state_4n)
-        self._rate_4n = torch.empty_like(self._state_4n)
-        self._limits = torch.tensor([[X_LIMIT], [THETA_LIMIT]], dtype=dtype, device=self.device)
+        self._rate = torch.zeros_like(self._physics)
+        self._first = torch.zeros_like(self._physics)
+
+        def constant(*values, dtype=dtype):
+            return torch.tensor(values, dtype=dtype, device=self.device)
+
+        self._push = constant(-FORCE / TOTAL_MASS, FORCE / TOTAL_MASS)
+        self._inertia = constant(LENGTH * 4 / 3 / GRAVITY)
+        self._limit = constant(X_LIMIT, THETA_LIMIT)
+        self._last_step = constant(max_episode_steps, dtype=torch.int32)
+        # Views made once: on a CPU a small operation costs its launch, and indexing is one.
+        self._position, self._velocity = self._physics[:, 0::2], self._physics[:, 1::2]
+        self._theta, self._dtheta = self._physics[:, 2], self._physics[:, 3]
+        self._d_position, self._ddx, self._ddtheta = self._rate[:, 0::2], self._rate[:, 1], self._rate[:, 3]
 
     def _begin(self) -> None:
-        self._state_4n.uniform_(-START, START, generator=self.generator)
+        self._physics.uniform_(-START, START, generator=self.generator)
         self._steps.zero_()
 
     def _observe(self) -> Reset:
         return Reset(self._obs())
 
     def _obs(self) -> Tensor:
-        return self._state_4n.t().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        return self._physics.to(torch.float32, copy=True)
 
     def _step(self, action: Tensor) -> Step:
-        # Small operations cost their launch, not their arithmetic: constants are folded and results land in place.
-        state, rate = self._state_4n, self._rate_4n
-        theta, dtheta = state[2], state[3]
-        sin, cos = theta.sin(), theta.cos()
-        temp = action.to(state.dtype).mul_(2 * FORCE / TOTAL_MASS).sub_(FORCE / TOTAL_MASS)
-        temp.addcmul_(dtheta.square(), sin, value=MASS_POLE * LENGTH / TOTAL_MASS)
-        denominator = cos.square().mul_(-LENGTH * MASS_POLE / TOTAL_MASS).add_(LENGTH * 4 / 3)
-        numerator = sin.mul_(GRAVITY).addcmul_(cos, temp, value=-1)
-        ddtheta = torch.div(numerator, denominator, out=rate[3])
-        torch.addcmul(temp, ddtheta, cos, value=-MASS_POLE * LENGTH / TOTAL_MASS, out=rate[1])
-        rate[0::2].copy_(state[1::2])
-        state.add_(rate, alpha=TAU)
+        sin, cos = self._theta.sin(), self._theta.cos()
+        temp = self._push.index_select(0, action)
+        temp.addcmul_(self._dtheta * self._dtheta, sin, value=MASS_POLE * LENGTH / TOTAL_MASS)
+        # theta'', its numerator and denominator both divided by g.
+        denominator = torch.addcmul(self._inertia, cos, cos, value=-LENGTH * MASS_POLE / TOTAL_MASS / GRAVITY)
+        torch.div(sin.addcmul_(cos, temp, value=-1 / GRAVITY), denominator, out=self._ddtheta)
+        torch.addcmul(temp, self._ddtheta, cos, value=-MASS_POLE * LENGTH / TOTAL_MASS, out=self._ddx)
+        self._d_position.copy_(self._velocity)
+        self._physics.add_(self._rate, alpha=TAU)
 
-        terminated = (state[0::2].abs() > self._limits).any(0)
-        truncated = self._steps.add_(1) >= self.max_episode_steps
+        terminated = (self._position.abs() > self._limit).any(1)
+        truncated = self._steps.add_(1) >= self._last_step
         ended = terminated | truncated
         next_obs = self._obs()
-        torch.where(ended, self._first_4n.uniform_(-START, START, generator=self.generator), state, out=state)
+        self._first.uniform_(-START, START, generator=self.generator)
+        torch.where(ended.unsqueeze(1), self._first, self._physics, out=self._physics)
         self._steps.masked_fill_(ended, 0)
-        reward = torch.ones(self.num_envs, device=self.device)
-        return Step(self._obs(), reward, terminated, truncated, next_obs)
+        return Step(self._obs(), torch.ones_like(sin, dtype=torch.float32), terminated, truncated, next_obs)

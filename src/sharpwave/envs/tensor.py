@@ -13,15 +13,15 @@ from sharpwave.envs.base import Continuous, Discrete, Observation, Reset, Vector
 class TensorEnv(VectorEnv):
     """An environment made of tensor operations alone, on any device, that may be captured in a CUDA graph.
 
-    A subclass keeps its whole state in tensors given to `_keep`, updates them in place, draws from `generator` only, and
-    neither reads a value back nor branches on one: episodes end and begin by `torch.where`.
+    A subclass keeps its whole state in tensors given to `_keep`, updates them in place, draws from `generator` only,
+    and neither reads a value back nor branches on one: episodes end and begin by `torch.where`.
 
     Attributes:
         generator: the source of all randomness, on `device`. Before capturing `step` in a `torch.cuda.CUDAGraph`,
             register it: `graph.register_generator_state(env.generator)`.
     """
 
-    exact_resume = True
+    inexact_because = None
     capturable = True
 
     def __init__(
@@ -63,8 +63,8 @@ class TensorEnv(VectorEnv):
             if saved is None or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
                 found = "nothing" if saved is None else f"{saved.dtype} of shape {tuple(saved.shape)}"
                 raise ValueError(
-                    f"{self.name}: the state must hold {name!r}, {tensor.dtype} of shape {tuple(tensor.shape)}; it holds "
-                    f"{found}: make the environment with the options it was saved with"
+                    f"{self.name}: the state must hold {name!r}, {tensor.dtype} of shape {tuple(tensor.shape)}; it "
+                    f"holds {found}: make the environment with the options it was saved with"
                 )
         generator = state["generator"]
         if generator.shape != self.generator.get_state().shape:

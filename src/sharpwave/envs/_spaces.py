@@ -1,0 +1,54 @@
+"""Gymnasium's spaces as this package's, and actions back into what those spaces hold."""
+
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from sharpwave.envs.base import Continuous, Discrete, Observation
+
+ToGymnasium = Callable[[np.ndarray], np.ndarray]
+
+
+def observation_of(space: gymnasium.Space) -> Observation:
+    """Shape and dtype of a Box's entries; ValueError for a dtype that tensors do not have."""
+    if not isinstance(space, spaces.Box):
+        raise ValueError(f"observation space {space} is not a Box and cannot be flattened to one: wrap the environment")
+    try:
+        dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+    except TypeError:
+        raise ValueError(f"observation dtype {space.dtype} has no tensor counterpart: wrap the environment") from None
+    return Observation(tuple(space.shape), dtype)
+
+
+def action_of(space: gymnasium.Space, masked: bool) -> tuple[Discrete | Continuous, ToGymnasium]:
+    """The action space, and the function that turns a batch of its actions, NumPy, into a fresh batch of `space`'s.
+
+    Discrete(n, start) is one head of n choices, MultiDiscrete one head an entry, MultiBinary one head of two choices a
+    bit, and a Box of floats is continuous, clipped to its bounds. Entries of many-dimensional spaces count in C order.
+
+    Raises:
+        ValueError: any other space.
+    """
+    dtype = space.dtype
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return Discrete((int(space.n),), masked), lambda a: (a + start).astype(dtype)
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        shape, start = space.shape, getattr(space, "start", 0)
+        nvec = space.nvec.flatten() if isinstance(space, spaces.MultiDiscrete) else [2] * int(np.prod(shape))
+        # A single head drops its axis, so the shape comes from the space.
+        return Discrete(tuple(int(n) for n in nvec), masked), lambda a: (a.reshape(-1, *shape) + start).astype(dtype)
+    if isinstance(space, spaces.Box) and np.issubdtype(dtype, np.floating):
+        if masked:
+            raise ValueError("action_mask is for discrete actions; this action space is continuous")
+        shape, low, high = space.shape, space.low, space.high
+        bounds = [tuple(float(x) for x in bound.flatten()) for bound in (low, high)]
+        action = Continuous(int(np.prod(shape)), *bounds)
+        return action, lambda a: np.clip(a.reshape(-1, *shape), low, high).astype(dtype)
+    raise ValueError(
+        f"action space {space} is not supported: Discrete, MultiDiscrete, MultiBinary and Box of floats are; wrap the "
+        "environment in a gymnasium.ActionWrapper that offers one of these"
+    )

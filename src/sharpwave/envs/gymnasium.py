@@ -1,0 +1,329 @@
+"""Gymnasium's vector environments behind this package's contract."""
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import FlattenObservation
+from torch import Tensor
+
+from sharpwave.envs import _snapshot
+from sharpwave.envs._spaces import action_of, observation_of
+from sharpwave.envs.base import Discrete, EnvFault, Reset, Step, VectorEnv
+
+
+def make_gymnasium(
+    name: str,
+    num_envs: int,
+    device: torch.device | str = "cpu",
+    *,
+    vectorization_mode: str | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    wrappers: tuple = (),
+    action_mask: str | None = None,
+    check_finite: bool = True,
+    **options: Any,
+) -> "GymnasiumVector":
+    """`num_envs` copies of a registered Gymnasium environment, by `gymnasium.make_vec`.
+
+    Args:
+        name: a registered id, e.g. "CartPole-v1", or "module:id", where importing the module registers it.
+        num_envs: N.
+        device: where tensors go.
+        vectorization_mode, vector_kwargs, wrappers: as `gymnasium.make_vec` takes them. By default an environment's own
+            vector class runs where it has one and nothing is wrapped, else `SyncVectorEnv`; "async" uses processes.
+        action_mask, check_finite: see `GymnasiumVector`.
+        options: go to the environment.
+
+    Raises:
+        ValueError: no such environment (with the nearest names), or it does not take the options.
+        ImportError: what the environment needs is not installed.
+    """
+    vector_kwargs = dict(vector_kwargs or {})
+    if vectorization_mode is None and (wrappers or vector_kwargs):
+        vectorization_mode = "sync"
+    registered = gymnasium.registry.get(name.partition(":")[2] or name)
+    own_class = registered is not None and registered.vector_entry_point is not None and vectorization_mode is None
+    if not own_class and vectorization_mode != "vector_entry_point":
+        # Reset by us: under SAME_STEP a vector environment holds on to the environment's own final observation, and
+        # one that writes all its observations into the same array has overwritten it by then.
+        vector_kwargs.setdefault("autoreset_mode", AutoresetMode.DISABLED)
+        vectorization_mode = vectorization_mode or "sync"
+    try:
+        vector = gymnasium.make_vec(
+            name,
+            num_envs,
+            vectorization_mode=vectorization_mode,
+            vector_kwargs=vector_kwargs,
+            wrappers=wrappers,
+            **options,
+        )
+    except gymnasium.error.UnregisteredEnv:
+        raise ValueError(unknown(name)) from None
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ImportError(f"{name}: {error}") from error
+    except gymnasium.error.Error as error:
+        raise ValueError(unknown(name) if registered is None else f"{name}: {error}") from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ValueError(f"{name} does not take these options: {error}") from error
+    return GymnasiumVector(vector, device, name=name, action_mask=action_mask, check_finite=check_finite)
+
+
+def unknown(name: str, others: tuple[str, ...] = ()) -> str:
+    """The message for a name that nothing is registered under."""
+    by_lower = {known.lower(): known for known in (*others, *gymnasium.registry)}
+    near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
+    nearest = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return f"unknown environment {name!r}: {nearest}sharpwave.envs.names() lists all that are registered"
+
+
+class GymnasiumVector(VectorEnv):
+    """A `gymnasium.vector.VectorEnv` with tensors in and out.
+
+    All three autoreset modes give the same transitions, those of stepping each environment alone:
+
+    - DISABLED: ended episodes are reset by `reset(options={"reset_mask": ...})` within the step.
+    - SAME_STEP: the true final observation comes from `infos["final_obs"]`. It is the environment's own array: an
+      environment that writes every observation into one array has overwritten it; use DISABLED for such.
+    - NEXT_STEP: `SyncVectorEnv`, and `AsyncVectorEnv` with shared memory, are reset as under DISABLED. Others, such as
+      CartPole's own vector class, can begin an episode only one step after the last one's end, ignoring that step's
+      action: it is marked in `Step.valid`, and then `obs` after an end is the final observation once more.
+
+    Observations: a Box keeps its shape and dtype. Any other space that Gymnasium can flatten (Dict, Tuple, Discrete,
+    MultiDiscrete, MultiBinary) goes through `gymnasium.wrappers.vector.FlattenObservation`. Actions: see
+    `sharpwave.envs._spaces.action_of`. Rewards become float32.
+
+    Args:
+        vector: the environments; closed with this object.
+        device: where tensors go. Environments run on the host, so that a step waits for the actions.
+        name: for messages; by default the id in `vector.spec`.
+        autoreset_mode: only for a vector environment whose `metadata` does not tell.
+        action_mask: name of the entry of `info` that holds the legal actions, (sum(nvec),) 0 or 1 for each environment,
+            for what the environment does next; environments without the entry may do anything. None: no masks.
+        check_finite: raise where a reward or a floating-point observation is NaN or infinite.
+
+    Seeds: environment i of `SyncVectorEnv` and `AsyncVectorEnv` gets `environment_seeds(seed, N)[i]`; other vector
+    environments get one seed for all. The same seed gives the same episodes, as far as the environments themselves do.
+
+    Exact resume: environments are saved as plain data (numbers, strings, arrays, containers of them, and random
+    generators) found in the attributes of the vector environment, the environments in it and their wrappers. Where
+    anything else there might carry state, `exact_resume` is False, `inexact_because` says what, and loading begins new
+    episodes. State outside of these objects (module variables, NumPy's global generator) is not seen.
+    """
+
+    def __init__(
+        self,
+        vector: gymnasium.vector.VectorEnv,
+        device: torch.device | str = "cpu",
+        *,
+        name: str | None = None,
+        autoreset_mode: AutoresetMode | str | None = None,
+        action_mask: str | None = None,
+        check_finite: bool = True,
+    ):
+        base = vector.unwrapped
+        is_standard = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
+        mode = autoreset_mode or (base.autoreset_mode if is_standard else vector.metadata.get("autoreset_mode"))
+        if mode is None:
+            raise ValueError(f"{vector} does not say how it resets: give autoreset_mode, a gymnasium AutoresetMode")
+        self.autoreset_mode = AutoresetMode(mode)
+        resettable = vector is base and (isinstance(base, SyncVectorEnv) or getattr(base, "shared_memory", False))
+        self._resets = self.autoreset_mode is AutoresetMode.DISABLED or (is_standard and resettable)
+        self.may_skip = self.autoreset_mode is AutoresetMode.NEXT_STEP and not self._resets
+        # Whether the arrays a step returns are its own and not written again, so that tensors may share them.
+        self._fresh = vector is base and (base.copy if is_standard else type(base) is CartPoleVectorEnv)
+        self._takes_seeds = is_standard
+
+        if not isinstance(vector.single_observation_space, gymnasium.spaces.Box):
+            if not vector.single_observation_space.is_np_flattenable:
+                raise ValueError(f"observation space {vector.single_observation_space} has no fixed flat size")
+            vector = FlattenObservation(vector)
+        self.vector = vector
+        name = name or (vector.spec.id if vector.spec is not None else str(vector))
+        action, self._to_gymnasium = action_of(vector.single_action_space, masked=action_mask is not None)
+        super().__init__(name, vector.num_envs, device, observation_of(vector.single_observation_space), action)
+        self._dtype = vector.single_observation_space.dtype
+        self._shape = (self.num_envs, *self.observation.shape)
+        self._mask_key = action_mask
+        self._check_finite = check_finite
+        self._pending = np.zeros(self.num_envs, dtype=bool)  # begin their next episode in the coming step
+        self._now: Reset | None = None  # what was returned last, for state_dict
+
+    # -- stepping
+
+    def _reset(self, seed: int) -> Reset:
+        self._pending = np.zeros(self.num_envs, dtype=bool)
+        seeds = environment_seeds(seed, self.num_envs)
+        try:
+            obs, info = self.vector.reset(seed=seeds if self._takes_seeds else seeds[0])  # ty: ignore[invalid-argument-type]
+        except Exception as error:
+            raise self._raised(error) from error
+        tensor = self._observed(obs)
+        self._now = Reset(tensor.to(self.device), self._mask(info))
+        return self._now
+
+    def _step(self, action: Tensor) -> Step:
+        try:
+            result = self.vector.step(self._to_gymnasium(action.detach().cpu().numpy()))
+            obs, reward, terminated, truncated, info = result
+            reward = torch.from_numpy(np.array(reward, dtype=np.float32))
+            terminated = np.array(terminated, dtype=bool)
+            truncated = np.array(truncated, dtype=bool)
+            ended = terminated | truncated
+            any_ended = bool(ended.any())
+            next_obs = obs = self._observed(obs)
+            infos = (info,)
+            if any_ended and self._resets:
+                first, first_info = self.vector.reset(options={"reset_mask": ended})
+                obs, infos = self._observed(first), (info, first_info)
+        except EnvFault:
+            raise
+        except Exception as error:
+            raise self._raised(error) from error
+        if any_ended and self.autoreset_mode is AutoresetMode.SAME_STEP and not self._resets:
+            next_obs = self._with_final(obs, info, ended)
+        if self._check_finite:
+            self._require_finite("reward", reward)
+        valid = None
+        if self.may_skip:
+            valid = torch.from_numpy(~self._pending).to(self.device)
+            self._pending = ended
+
+        device_obs = obs.to(self.device)
+        mask = self._mask(*infos)
+        self._now = Reset(device_obs, mask)
+        return Step(
+            device_obs,
+            reward.to(self.device),
+            torch.from_numpy(terminated).to(self.device),
+            torch.from_numpy(truncated).to(self.device),
+            device_obs if next_obs is obs else next_obs.to(self.device),
+            valid,
+            mask,
+        )
+
+    def _observed(self, obs: Any) -> Tensor:
+        """A batch of observations as a CPU tensor that no one else writes into."""
+        array = np.ascontiguousarray(obs, dtype=self._dtype)
+        if array.shape != self._shape:
+            raise ValueError(f"observations must have shape {self._shape}, as the space says; got {array.shape}")
+        if array is obs and not self._fresh:
+            array = array.copy()
+        tensor = torch.from_numpy(array)
+        if self._check_finite and tensor.is_floating_point():
+            self._require_finite("observation", tensor)
+        return tensor
+
+    def _with_final(self, obs: Tensor, info: dict[str, Any], ended: np.ndarray) -> Tensor:
+        if "final_obs" not in info:
+            raise RuntimeError(f"{self.name}: an episode ended under SAME_STEP, and infos has no 'final_obs'")
+        rows = np.stack([np.asarray(row, dtype=self._dtype) for row in info["final_obs"][ended]])
+        next_obs = obs.clone()
+        next_obs[torch.from_numpy(ended)] = torch.from_numpy(rows)
+        if self._check_finite and next_obs.is_floating_point():
+            self._require_finite("observation", next_obs)
+        return next_obs
+
+    def _mask(self, *infos: dict[str, Any]) -> Tensor | None:
+        """Legal choices at the coming observation; a later info, that of the reset, overrules an earlier one."""
+        if self._mask_key is None:
+            return None
+        assert isinstance(self.action, Discrete)
+        mask = np.ones((self.num_envs, sum(self.action.nvec)), dtype=bool)
+        found = False
+        for info in infos:
+            rows = info.get(self._mask_key)
+            if rows is None:
+                continue
+            found = True
+            given = info.get(f"_{self._mask_key}", np.ones(self.num_envs, dtype=bool))
+            mask[given] = np.stack([np.asarray(row).reshape(-1) for row in rows[given]]).astype(bool)
+        if not found and self._count == 0:
+            raise ValueError(f"{self.name}: its info has no {self._mask_key!r} to take as action_mask")
+        return torch.from_numpy(mask).to(self.device)
+
+    # -- faults
+
+    def _require_finite(self, what: str, tensor: Tensor) -> None:
+        # A finite sum proves every entry finite; the converse fails on overflow, so that only then all are looked at.
+        if math.isfinite(tensor.sum().item()):
+            return
+        bad = ~tensor.isfinite().reshape(self.num_envs, -1).all(1)
+        if bool(bad.any()):
+            index = int(bad.nonzero()[0, 0])
+            raise EnvFault(self.name, index, self._count, f"returned a {what} that is NaN or infinite")
+
+    def _raised(self, error: Exception) -> EnvFault:
+        base = self.vector.unwrapped
+        index = None
+        if isinstance(base, AsyncVectorEnv):
+            # A process that failed has had its pipe taken away.
+            index = next((i for i, pipe in enumerate(base.parent_pipes) if pipe is None), None)
+        elif isinstance(base, SyncVectorEnv):
+            frame = error.__traceback__
+            while frame is not None and index is None:
+                running = frame.tb_frame.f_locals.get("self")
+                index = next((i for i, env in enumerate(base.envs) if env is running), None)
+                frame = frame.tb_next
+        return EnvFault(self.name, index, self._count, f"raised {type(error).__name__}: {error}")
+
+    # -- keeping
+
+    @property
+    def inexact_because(self) -> str | None:
+        """What keeps the episodes from being saved, e.g. "SyncVectorEnv.envs[0].env.world is a Box2D.b2World"."""
+        try:
+            _snapshot.take(self.vector)
+        except _snapshot.NotPlainError as error:
+            return str(error)
+        return None
+
+    def _state(self) -> dict[str, Any]:
+        assert self._now is not None
+        try:
+            tree, arrays = _snapshot.take(self.vector)
+        except _snapshot.NotPlainError:
+            return {"exact": False}
+        state: dict[str, Any] = {
+            "exact": True,
+            "gymnasium": gymnasium.__version__,
+            "tree": tree,
+            "arrays": arrays,
+            "obs": self._now.obs.clone(),
+            "pending": torch.from_numpy(self._pending.copy()),
+        }
+        if self._now.action_mask is not None:
+            state["action_mask"] = self._now.action_mask.clone()
+        return state
+
+    def _load(self, state: Mapping[str, Any]) -> Reset:
+        if not state["exact"] or state["gymnasium"] != gymnasium.__version__:
+            return self._begin_anew()
+        try:
+            _snapshot.restore(self.vector, state["tree"], state["arrays"])
+        except _snapshot.MismatchError:
+            return self._begin_anew()  # Made with other options: its episodes cannot go on, but training can.
+        self._pending = state["pending"].cpu().numpy().copy()
+        mask = state.get("action_mask")
+        mask = None if mask is None else mask.to(self.device, copy=True)
+        self._now = Reset(state["obs"].to(self.device, copy=True), mask, continued=True)
+        return self._now
+
+    def _close(self) -> None:
+        self.vector.close()
+
+
+def environment_seeds(seed: int, num_envs: int) -> list[int]:
+    """Seeds in [0, 2^31) for each of `num_envs` environments, from NumPy's SeedSequence.
+
+    Unlike seed + i these do not make environment 1 of run 0 the same as environment 0 of run 1.
+    """
+    return [int(x) for x in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32) >> np.uint32(1)]

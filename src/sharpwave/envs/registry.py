@@ -1,0 +1,125 @@
+"""From a name to an environment."""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from sharpwave.envs.base import VectorEnv
+from sharpwave.envs.cartpole import CartPole
+from sharpwave.envs.cue_recall import CueRecall
+
+Factory = Callable[..., Any]
+
+_factories: dict[str, Factory] = {"sharpwave/CartPole": CartPole, "sharpwave/CueRecall": CueRecall}
+
+
+def register(name: str, factory: Factory) -> None:
+    """Let `make` find an environment under a name of your own.
+
+    Args:
+        name: any string that is not taken.
+        factory: called as `factory(num_envs, device, **options)`, returns a `VectorEnv`, e.g. a subclass itself; or a
+            subclass of `gymnasium.Env`, called as `factory(**options)` for each environment; or a function that returns
+            a `gymnasium.vector.VectorEnv`.
+
+    Raises:
+        ValueError: the name is taken.
+        TypeError: the factory is not callable.
+    """
+    if name in _factories:
+        raise ValueError(f"environment name {name!r} is taken by {_factories[name]}: choose another")
+    if not callable(factory):
+        raise TypeError(f"factory must be a class or function that makes an environment; got {factory!r}")
+    _factories[name] = factory
+
+
+def names() -> list[str]:
+    """All names `make` knows: the native environments, those registered here, and Gymnasium's."""
+    import gymnasium
+
+    return [*sorted(_factories), *sorted(gymnasium.registry)]
+
+
+def make(name: str, num_envs: int, device: torch.device | str = "cpu", **options: Any) -> VectorEnv:
+    """`num_envs` copies of the environment called `name`, ready for `reset(seed)`.
+
+    Args:
+        name: one of
+            - a native environment, "sharpwave/CartPole" or "sharpwave/CueRecall", or a name given to `register`;
+            - "module:attribute", e.g. "my_module:MyEnv", of what `register` takes as a factory; the module is looked
+              for in the working directory, too;
+            - a Gymnasium id, e.g. "CartPole-v1", or "module:id".
+        num_envs: N, at least 1.
+        device: where the tensors are. Native environments compute there; Gymnasium's run on the host.
+        options: the environment's own; for Gymnasium also those of `sharpwave.envs.gymnasium.make_gymnasium`.
+
+    Raises:
+        ValueError: unknown name (with the nearest ones), an option the environment does not take, num_envs < 1.
+        ImportError: what the environment needs is not installed.
+    """
+    if num_envs < 1:
+        raise ValueError(f"num_envs must be at least 1; got {num_envs}")
+    factory = _factories.get(name) or _attribute(name)
+    if factory is not None:
+        return _build(name, factory, num_envs, device, options)
+
+    from sharpwave.envs.gymnasium import make_gymnasium, unknown
+
+    if name.startswith("sharpwave/"):
+        raise ValueError(unknown(name, tuple(_factories)))
+    return make_gymnasium(name, num_envs, device, **options)
+
+
+def _attribute(name: str) -> Factory | None:
+    """What "module:attribute" names; None where the name is not of that form or names a Gymnasium id."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        return None
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0]:
+            raise
+        # A command's import path does not hold the folder it was called from. Last, so that nothing is shadowed.
+        sys.path.append(os.getcwd())
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError:
+            sys.path.pop()
+            raise ValueError(f"environment {name!r}: there is no module {module_name!r} here or installed") from None
+    factory = getattr(module, attribute, None)
+    if factory is None and attribute.isidentifier():
+        raise ValueError(f"environment {name!r}: module {module_name!r} has no attribute {attribute!r}")
+    return factory
+
+
+def _build(
+    name: str, factory: Factory, num_envs: int, device: torch.device | str, options: dict[str, Any]
+) -> VectorEnv:
+    import gymnasium
+
+    is_single = isinstance(factory, type) and issubclass(factory, gymnasium.Env)
+    given = () if is_single else (num_envs, device)
+    try:
+        inspect.signature(factory).bind(*given, **options)
+    except TypeError as error:
+        raise ValueError(f"{name} does not take these options: {error}") from None
+    if is_single:
+        made: Any = gymnasium.vector.SyncVectorEnv(
+            [partial(factory, **options)] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED
+        )
+    else:
+        made = factory(num_envs, device, **options)
+    if isinstance(made, gymnasium.vector.VectorEnv):
+        from sharpwave.envs.gymnasium import GymnasiumVector
+
+        return GymnasiumVector(made, device, name=name)
+    if not isinstance(made, VectorEnv):
+        raise TypeError(f"{name} made a {type(made).__name__}; a sharpwave or Gymnasium VectorEnv is expected")
+    return made
