@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-# One (a, b, c) a step: x -> a x + b x^3 + c x^5 on singular values; the five together map [1e-2, 1] into [0.978, 1.032].
+# (a, b, c) of each step: x -> a x + b x^3 + c x^5 on singular values. All five map [1e-2, 1] into [0.978, 1.032].
 NEWTON_SCHULZ = (
     (4.0848, -6.8946, 2.9270),
     (3.9505, -6.3029, 2.6377),
@@ -29,8 +29,8 @@ def orthogonalize(matrix: Tensor) -> Tensor:
         matrix: (..., rows, cols), any floating dtype; batches are orthogonalised matrix by matrix, in one set of GEMMs.
 
     Returns:
-        Like `matrix`. Singular values of at least 1e-2 |M|_F end in [0.978, 1.032] (float32; bf16 adds about 1e-2). A zero
-        matrix stays zero. NaN in a matrix gives NaN in that matrix.
+        Like `matrix`. Singular values of at least 1e-2 |M|_F end in [0.978, 1.032] (float32; bf16 adds about 1e-2).
+        A zero matrix stays zero. NaN in a matrix gives NaN in that matrix.
 
     Raises:
         ValueError: fewer than two dimensions.
@@ -95,14 +95,14 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None, *, keep: Tensor | None = None):
-        """One step. Where the 0-d bool tensor `keep` is false, parameters and momentum stay as they are: no host wait."""
+        """One step; none, without a host wait, where the 0-d bool tensor `keep` is false."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            momenta = [self.state[p]["momentum"] for p in params]
+            momenta: list[Tensor] = [self.state[p]["momentum"] for p in params]
             grads = [p.grad.float() for p in params]
             if keep is not None:
                 new = torch._foreach_mul(momenta, group["momentum"])
@@ -112,7 +112,7 @@ class Muon(torch.optim.Optimizer):
             else:
                 torch._foreach_mul_(momenta, group["momentum"])
                 torch._foreach_add_(momenta, grads)
-            updates = torch._foreach_mul(momenta, group["momentum"])
+            updates = list(torch._foreach_mul(momenta, group["momentum"]))
             torch._foreach_add_(updates, grads)
             directions = self._directions(params, updates)
             torch._foreach_mul_(directions, group["lr"])

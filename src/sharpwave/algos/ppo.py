@@ -1,0 +1,422 @@
+"""Recurrent PPO on prioritized trajectory segments.
+
+The family is PufferLib 4.0's trainer: V-trace-corrected advantages, segments drawn by priority, MinGRU, Muon. An epoch
+is a rollout of N environments for T steps and then updates, each on the segments that matter most at that moment:
+
+    rollout:  for t in 0..T-1:  act, step, store;   V of the true next observation where a segment or episode is cut
+    update:   a. advantages of all segments, from the latest values and ratios
+              b. priority w = (sum_t |A_t|)^alpha
+              c. draw M = minibatch / T segments from P = (w + 1e-6) / sum(w + 1e-6)
+              d. importance weights (N P)^-beta
+              e. gather the segments
+              f. forward, loss, backward
+              g. clip, Muon
+              h. write ratios and values of the drawn segments back
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharpwave import envs
+from sharpwave.algos.ppo_config import PPOConfig
+from sharpwave.envs.base import Discrete, Reset, Step, VectorEnv
+from sharpwave.envs.stats import EpisodeStats
+from sharpwave.nn import Policy
+from sharpwave.ops.advantage import puff_advantage
+from sharpwave.ops.cdf import draw_segments
+from sharpwave.ops.ppo_loss import STATS
+from sharpwave.optim import Muon
+from sharpwave.run import seeding
+from sharpwave.run.errors import UserError
+from sharpwave.run.timing import PhaseTimer
+
+__all__ = ["PPO", "PPOConfig", "Segments", "segment_advantage", "segment_priority"]
+
+# Names of what `PPO.metrics` returns, in the order of STATS and then of its other numbers.
+METRICS = (
+    *("loss/policy", "loss/value", "loss/entropy", "policy/old_approx_kl", "policy/approx_kl", "policy/clip_fraction"),
+    *("grad/norm", "value/explained_variance", "schedule/lr", "schedule/beta"),
+    *("fault/skipped_updates", "fault/bad_priorities"),
+)
+
+
+@dataclass
+class Segments:
+    """N segments of T steps, and the recurrent state each began with."""
+
+    obs: Tensor
+    """(N, T, *observation), the environment's own dtype."""
+    action: Tensor
+    """(N, T, heads) int64, or (N, T, dim) float32."""
+    logprob: Tensor
+    """(N, T) float32, when the action was drawn."""
+    value: Tensor
+    """(N, T) float32, V(obs_t): the rollout's, then the latest written back."""
+    next_value: Tensor
+    """(N, T) float32, V of the true next observation, where `puff_advantage` reads it."""
+    reward: Tensor
+    """(N, T) float32, what the action at t earned."""
+    terminated: Tensor
+    """(N, T) bool."""
+    truncated: Tensor
+    """(N, T) bool."""
+    reset: Tensor
+    """(N, T) bool: obs_t is the first of an episode."""
+    ratio: Tensor
+    """(N, T) float32, pi(a|s) / pi_old(a|s): 1, then the latest written back."""
+    state: Tensor
+    """(layers, N, H) before obs_0."""
+    valid: Tensor | None
+    """(N, T) bool where the environment may skip steps, else None."""
+    mask: Tensor | None
+    """(N, T, sum(nvec)) bool where actions are masked, else None."""
+
+    @staticmethod
+    def empty(env: VectorEnv, policy: Policy, horizon: int) -> "Segments":
+        """Buffers for rollouts of `env`."""
+        n, t, device = env.num_envs, horizon, env.device
+
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(n, t, *shape, dtype=dtype, device=device)
+
+        masked = isinstance(env.action, Discrete) and env.action.masked
+        return Segments(
+            obs=new(*env.observation.shape, dtype=env.observation.dtype),
+            action=new(policy.actions.columns, dtype=policy.actions.dtype),
+            logprob=new(),
+            value=new(),
+            next_value=new(),
+            reward=new(),
+            terminated=new(dtype=torch.bool),
+            truncated=new(dtype=torch.bool),
+            reset=new(dtype=torch.bool),
+            ratio=new(),
+            state=policy.initial_state(n),
+            valid=new(dtype=torch.bool) if env.may_skip else None,
+            mask=new(policy.actions.width, dtype=torch.bool) if masked else None,
+        )
+
+    def select(self, index: Tensor) -> "Segments":
+        """Copies of the segments at `index`, (M,) int64."""
+        chosen: dict[str, Any] = {
+            name: None if x is None else x.index_select(1 if name == "state" else 0, index)
+            for name, x in vars(self).items()
+        }
+        return Segments(**chosen)
+
+
+def segment_advantage(segments: Segments, config: PPOConfig) -> Tensor:
+    """(N, T) advantages under the latest values and ratios; 0 where a step is not valid."""
+    s, end = segments, segments.value.shape[1]
+    terminated, truncated, next_value = s.terminated, s.truncated, s.next_value
+    if config.puffer_compat:
+        end -= 1
+        terminated = terminated | truncated
+        truncated = torch.zeros_like(truncated)
+        next_value = torch.cat([s.value[:, 1:], s.value[:, -1:]], 1)
+    inputs = (x[:, :end] for x in (s.value, next_value, s.reward, terminated, truncated, s.ratio))
+    advantage = puff_advantage(
+        *inputs, gamma=config.gamma, lam=config.gae_lambda, rho_clip=config.rho_clip, c_clip=config.c_clip
+    )
+    if config.puffer_compat:
+        advantage = torch.nn.functional.pad(advantage, (0, 1))
+    return advantage if s.valid is None else torch.where(s.valid, advantage, 0)
+
+
+def segment_priority(advantage: Tensor, alpha: float) -> Tensor:
+    """(N,) unnormalised priorities w_i = (sum_t |A_it|)^alpha, alpha already applied; w = 1 where alpha is 0."""
+    return advantage.abs().sum(1).pow(alpha)
+
+
+class PPO:
+    """The trainer. `train_epoch` is one rollout and its updates.
+
+    Args:
+        config: resolved for this machine if it is not yet.
+        env: an environment of your own; by default `sharpwave.envs.make(config.env, ...)`.
+
+    Raises:
+        UserError: the configuration does not fit the machine, itself or the environment.
+    """
+
+    def __init__(self, config: PPOConfig, env: VectorEnv | None = None, rank: int = 0):
+        self.config = config = config.resolved(torch.cuda.is_available())
+        self.device = torch.device(config.device)
+        self.rank = rank
+        assert config.num_envs is not None and config.minibatch is not None
+        self.env = env or envs.make(config.env, config.num_envs, self.device, **config.env_kwargs)
+        if self.env.num_envs != config.num_envs:
+            raise UserError(f"the environment has {self.env.num_envs} copies, the configuration {config.num_envs}")
+        self.draws = config.minibatch // config.horizon
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeding.stream_seed(config.seed, 0, "weights"))
+            policy = Policy(self.env.observation, self.env.action, config.hidden, config.layers, config.encoder)
+        self.policy = policy.to(self.device)
+        vectors = [] if self.policy.log_std is None else [self.policy.log_std]
+        self.lr = torch.tensor(config.lr, device=self.device)
+        self.optimizer = Muon(self.policy.parameters(), self.lr, config.momentum, vectors=vectors)
+
+        self.generator = seeding.generator(self.device, config.seed, rank, "actions")
+        self.draw_seed = seeding.stream_seed(config.seed, rank, "segments")
+        self.draw_offset = torch.zeros(1, dtype=torch.int64, device=self.device)
+
+        self.segments = Segments.empty(self.env, self.policy, config.horizon)
+        self.epoch = 0
+        self.beta = torch.tensor(config.beta0, device=self.device)
+        self.ent_coef = torch.tensor(config.ent_coef, device=self.device)
+        self.timer = PhaseTimer(self.device)
+        self.episodes = EpisodeStats(config.num_envs, self.device)
+        self._names = [name for name, _ in self.policy.named_parameters()]
+        self._faults: list[str] = []
+        self._clear_metrics()
+        self._begin(self.env.reset(seeding.stream_seed(config.seed, rank, "env")))
+
+    # ------------------------------------------------------------------ the algorithm
+
+    def train_epoch(self) -> None:
+        """One rollout, then `config.updates_per_epoch` updates. Nothing is read back from the device."""
+        self._set_schedules()
+        with self.timer("rollout"):
+            self._rollout()
+        for i in range(self.config.updates_per_epoch):
+            self._update(first=i == 0)
+        self.epoch += 1
+
+    @torch.no_grad()
+    def _rollout(self) -> None:
+        config, s = self.config, self.segments
+        s.ratio.fill_(1)
+        s.state.copy_(self.state)
+        for t in range(config.horizon):
+            reset = self._reset_flag(t)
+            out, sample = self._act(self.obs, self.state, reset, self.mask)
+            s.obs[:, t] = self.obs
+            s.action[:, t] = sample.action
+            s.logprob[:, t] = sample.logprob
+            s.value[:, t] = out.value
+            s.reset[:, t] = self.begins
+            if s.mask is not None and self.mask is not None:
+                s.mask[:, t] = self.mask
+
+            step = self.env.step(self.policy.actions.to_env(sample.action))
+            s.reward[:, t] = self._clip(step.reward)
+            s.terminated[:, t] = step.terminated
+            s.truncated[:, t] = step.truncated
+            if s.valid is not None and step.valid is not None:
+                s.valid[:, t] = step.valid
+            self._bootstrap(t, step, out.state)
+            self.episodes.update(step)
+            self.obs, self.mask, self.state, self.begins = step.obs, step.action_mask, out.state, step.begins
+
+    def _update(self, first: bool) -> None:
+        config, s = self.config, self.segments
+        with self.timer("draw"), torch.no_grad():
+            advantage = segment_advantage(s, config)  # a
+            if first:
+                self._explained_variance(advantage)
+            priority = segment_priority(advantage, config.alpha)  # b
+            index, weight, bad = draw_segments(
+                priority, self.draws, self.draw_seed, self.draw_offset, self.beta
+            )  # c, d
+            self._bad_priorities += bad
+            batch, advantage = s.select(index), advantage.index_select(0, index)  # e
+
+        with self.timer("forward+backward"):  # f
+            with self._autocast():
+                out = self.policy(batch.obs, batch.state, None if config.puffer_compat else batch.reset)
+            loss, ratio, stats = self.policy.actions.loss(
+                out.params.flatten(0, 1),
+                self.policy.log_std,
+                None if batch.mask is None else batch.mask.flatten(0, 1),
+                value=out.value.flatten(),
+                action=batch.action.flatten(0, 1),
+                old_logprob=batch.logprob.flatten(),
+                old_value=batch.value.flatten(),
+                advantage=advantage.flatten(),
+                weight=weight.repeat_interleave(config.horizon),
+                valid=None if batch.valid is None else batch.valid.flatten(),
+                ent_coef=self.ent_coef,
+                clip=config.clip,
+                vf_clip=config.vf_clip,
+                vf_coef=config.vf_coef,
+            )
+            self.optimizer.zero_grad()
+            loss.backward()
+
+        with self.timer("optimizer"), torch.no_grad():  # g
+            keep = self._clip_gradients(loss, stats)
+            self.optimizer.step(keep=keep)
+
+        with self.timer("write back"), torch.no_grad():  # h
+            # A segment drawn twice takes what its last draw says, whatever the order of the writes.
+            winner = torch.zeros(s.value.shape[0], dtype=torch.int64, device=self.device)
+            winner.scatter_reduce_(0, index, torch.arange(self.draws, device=self.device), "amax", include_self=False)
+            source = winner.index_select(0, index)
+            for stored, fresh in ((s.ratio, ratio), (s.value, out.value.detach())):
+                new = fresh.view(self.draws, config.horizon).index_select(0, source)
+                old = stored.index_select(0, index)
+                stored.index_copy_(0, index, torch.where(keep & new.isfinite(), new, old))
+
+    # ------------------------------------------------------------------ its parts
+
+    def _act(self, obs: Tensor, state: Tensor, reset: Tensor | None, mask: Tensor | None, deterministic: bool = False):
+        with self._autocast():
+            out = self.policy.step(obs, state, reset)
+        return out, self.policy.sample(out.params, mask, self.generator, deterministic)
+
+    def _autocast(self):
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.dtype == "bfloat16")
+
+    def _reset_flag(self, t: int) -> Tensor | None:
+        """Where the recurrent state is zeroed before obs_t."""
+        return None if self.config.puffer_compat and t > 0 else self.begins
+
+    def _clip(self, reward: Tensor) -> Tensor:
+        limit = 1.0 if self.config.puffer_compat else self.config.reward_clip
+        return reward if limit is None else reward.clamp(-limit, limit)
+
+    def _bootstrap(self, t: int, step: Step, state: Tensor) -> None:
+        """Store V(next_obs_t) where `puff_advantage` will read it: at truncations, and at the last step."""
+        next_value = self.segments.next_value[:, t]
+        if t == self.config.horizon - 1 or self.device.type != "cpu":
+            # On an accelerator all are computed: looking which are needed would wait for the device.
+            with self._autocast():
+                next_value.copy_(self.policy.step(step.next_obs, state).value)
+        elif step.truncated.any():
+            which = step.truncated.nonzero().squeeze(1)
+            with self._autocast():
+                next_value[which] = self.policy.step(step.next_obs[which], state[:, which]).value
+
+    def _clip_gradients(self, loss: Tensor, stats: Tensor) -> Tensor:
+        """Scale the gradient to the allowed norm. Returns a 0-d bool: loss and gradient are finite, take the step."""
+        grads = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm(grads))
+        norm = norms.norm()
+        torch._foreach_mul_(grads, (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1))
+        keep = norm.isfinite() & loss.isfinite()
+        self._stats += torch.where(keep, torch.cat([stats, norm[None]]), 0)
+        self._updates += 1
+        self._kept += keep
+        self._bad_terms += ~stats.isfinite()
+        self._bad_gradients += ~norms.isfinite()
+        return keep
+
+    def _explained_variance(self, advantage: Tensor) -> None:
+        """1 - var(R - V) / var(R) of the rollout's values, R = A + V."""
+        self._variance += torch.stack([advantage.var(), (advantage + self.segments.value).var()])
+
+    def _set_schedules(self) -> None:
+        config = self.config
+        progress = self.epoch / config.num_epochs
+        if config.lr_schedule == "cosine":
+            self.lr.fill_(config.lr * 0.5 * (1 + math.cos(math.pi * progress)))
+        slope = (1 - config.beta0) * (config.alpha if config.puffer_compat else 1)
+        self.beta.fill_(config.beta0 + slope * progress)
+
+    def _begin(self, start: Reset) -> None:
+        """Stand at the environments' observations, where every episode begins unless it is continued."""
+        self.obs, self.mask = start.obs, start.action_mask
+        if not start.continued:
+            self.state = self.policy.initial_state(self.env.num_envs)
+            self.begins = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.device)
+            self.episodes.forget_running()
+
+    # ------------------------------------------------------------------ what others ask for
+
+    @property
+    def global_step(self) -> int:
+        """Environment steps taken so far."""
+        return self.epoch * self.config.batch
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs of the whole run."""
+        return self.config.num_epochs
+
+    @torch.no_grad()
+    def act(
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        reset: Tensor | None = None,
+        mask: Tensor | None = None,
+        deterministic: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Actions for N environments, in the environment's shape, and the next recurrent state (None begins anew)."""
+        state = self.policy.initial_state(obs.shape[0]) if state is None else state
+        out, sample = self._act(obs, state, reset, mask, deterministic)
+        return self.policy.actions.to_env(sample.action), out.state
+
+    def metrics(self) -> dict[str, float]:
+        """What the updates and episodes since the last call came to. Waits for the device, once.
+
+        Losses, entropy and KLs are means over the updates that were taken; `fault/skipped_updates` counts the others,
+        and `faults()` names what was not finite in them.
+        """
+        a, r = self._variance
+        scalars = (1 - a / r, self.lr, self.beta, self._updates - self._kept, self._bad_priorities)
+        values = torch.cat([self._stats / self._kept.clamp(min=1), torch.stack([x.float().squeeze() for x in scalars])])
+        result = dict(zip(METRICS, values.tolist(), strict=True))
+        self._faults = self._read_faults() if result["fault/skipped_updates"] else []
+        self._clear_metrics()
+        done = self.episodes.read()
+        result |= {"episode/return": done.mean_return, "episode/length": done.mean_length}
+        return result | {"episode/return_std": done.std_return, "episode/count": float(done.episodes)}
+
+    def faults(self) -> list[str]:
+        """What was not finite in the updates that the last `metrics` call counted as skipped; empty when none was."""
+        return self._faults
+
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase since the last call."""
+        return self.timer.take()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on; valid between epochs."""
+        return {
+            "epoch": self.epoch,
+            "policy": self.policy.state_dict(),
+            "momentum": {n: self.optimizer.state[p]["momentum"] for n, p in self.policy.named_parameters()},
+            "generators": seeding.generator_states({"actions": self.generator}),
+            "draw_offset": self.draw_offset,
+            "env": self.env.state_dict(),
+            "state": self.state,
+            "begins": self.begins,
+            "episodes": self.episodes.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`'s value, copied. Where the environment cannot continue, new episodes begin."""
+        self.epoch = state["epoch"]
+        self.policy.load_state_dict(state["policy"])
+        for name, p in self.policy.named_parameters():
+            self.optimizer.state[p]["momentum"].copy_(state["momentum"][name])
+        seeding.restore_generators({"actions": self.generator}, state["generators"])
+        self.draw_offset.copy_(state["draw_offset"])
+        self.episodes.load_state_dict(state["episodes"])
+        self.state = state["state"].to(self.device, copy=True)
+        self.begins = state["begins"].to(self.device, copy=True)
+        self._begin(self.env.load_state_dict(state["env"]))
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()
+
+    def _clear_metrics(self) -> None:
+        def zeros(n: int) -> Tensor:
+            return torch.zeros(n, device=self.device)
+
+        self._updates, self._kept, self._bad_priorities = zeros(1), zeros(1), zeros(1)
+        self._stats, self._variance = zeros(len(STATS) + 1), zeros(2)
+        self._bad_terms, self._bad_gradients = zeros(len(STATS)), zeros(len(self._names))
+
+    def _read_faults(self) -> list[str]:
+        terms = [name for name, n in zip(STATS, self._bad_terms.tolist(), strict=True) if n]
+        grads = [name for name, n in zip(self._names, self._bad_gradients.tolist(), strict=True) if n]
+        return [*terms, *(f"the gradient of {name}" for name in grads)]

@@ -1,0 +1,125 @@
+"""What a policy's outputs mean: how actions are drawn from them, and their PPO loss."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sharpwave.envs.base import Continuous, Discrete
+from sharpwave.ops.ppo_loss import PPOLoss, ppo_loss_categorical, ppo_loss_gaussian
+from sharpwave.ops.ppo_loss.reference import gaussian
+
+
+class Sample(NamedTuple):
+    """Actions drawn for N environments."""
+
+    action: Tensor
+    """(N, heads) int64 or (N, dim) float32, as the rollout stores it; `to_env` gives the environment's shape."""
+    logprob: Tensor
+    """(N,) float32, summed over heads or dimensions."""
+
+
+class CategoricalActions:
+    """Discrete and multi-discrete actions from logits, the heads side by side.
+
+    Args:
+        nvec: number of choices of each head.
+    """
+
+    dtype = torch.int64
+
+    def __init__(self, nvec: tuple[int, ...]):
+        self.nvec = tuple(nvec)
+        self.width = sum(self.nvec)
+        """Number of logits."""
+        self.columns = len(self.nvec)
+        """Width of a stored action."""
+
+    def sample(
+        self,
+        logits: Tensor,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+    ) -> Sample:
+        """Draw each head by the Gumbel-max trick, or take its most probable choice.
+
+        Args:
+            logits: (N, sum(nvec)); computed with in float32.
+            mask: (N, sum(nvec)) bool, true where a choice is legal. A head with no legal choice is read as all legal.
+            generator: of the noise; on the logits' device.
+            deterministic: take the first of the most probable choices; draws nothing.
+        """
+        logits = logits.float()
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -1e30)
+        noisy = logits
+        if not deterministic:
+            # argmax of p / e, e exponential, is a draw from p; in logarithms the same, without overflow. An e of just
+            # 0 would beat even an illegal choice.
+            e = torch.empty_like(logits).exponential_(generator=generator)
+            noisy = logits - e.clamp_(min=torch.finfo(e.dtype).tiny).log_()
+        if len(self.nvec) == 1:
+            action = noisy.argmax(1, keepdim=True)
+            return Sample(action, torch.log_softmax(logits, 1).gather(1, action).squeeze(1))
+        actions, logprob = [], torch.zeros_like(logits[:, 0])
+        for head_logits, head_noisy in zip(logits.split(self.nvec, 1), noisy.split(self.nvec, 1), strict=True):
+            action = head_noisy.argmax(1, keepdim=True)
+            actions.append(action)
+            logprob = logprob + torch.log_softmax(head_logits, 1).gather(1, action).squeeze(1)
+        return Sample(torch.cat(actions, 1), logprob)
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """(N,) for one head, (N, heads) for several."""
+        return action.squeeze(1) if self.columns == 1 else action
+
+    def loss(self, logits: Tensor, log_std: Tensor | None, mask: Tensor | None, **rows) -> PPOLoss:
+        """`ppo_loss_categorical` of these heads."""
+        return ppo_loss_categorical(logits, mask=mask, nvec=self.nvec, **rows)
+
+
+class GaussianActions:
+    """Continuous actions from a diagonal Gaussian, unbounded; the environment clips them.
+
+    Args:
+        dim: number of dimensions.
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, dim: int):
+        self.dim = self.width = self.columns = dim
+
+    def sample(
+        self,
+        mean: Tensor,
+        log_std: Tensor,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+    ) -> Sample:
+        """Draw mean + std * noise, or take the mean.
+
+        Args:
+            mean: (N, dim). log_std: broadcasts to it. Computed with in float32.
+        """
+        mean = mean.float()
+        log_std = log_std.float().expand_as(mean)
+        action = mean
+        if not deterministic:
+            noise = torch.empty_like(mean).normal_(generator=generator)
+            action = mean + log_std.exp() * noise
+        return Sample(action, gaussian(mean, log_std, action)[0])
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """(N, dim), as it is."""
+        return action
+
+    def loss(self, mean: Tensor, log_std: Tensor | None, mask: Tensor | None, **rows) -> PPOLoss:
+        """`ppo_loss_gaussian`; there is no mask."""
+        assert log_std is not None and mask is None
+        return ppo_loss_gaussian(mean, log_std, **rows)
+
+
+def action_distribution(action: Discrete | Continuous) -> CategoricalActions | GaussianActions:
+    """The distribution that serves an environment's actions."""
+    return CategoricalActions(action.nvec) if isinstance(action, Discrete) else GaussianActions(action.dim)

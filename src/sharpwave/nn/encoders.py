@@ -1,0 +1,73 @@
+"""From an environment's observation to the vector that the recurrent layers read."""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from sharpwave.envs.base import Observation
+
+EncoderKind = Literal["linear", "mlp", "cnn"]
+
+
+class _Cast(nn.Module):
+    """(B, *shape) of any dtype -> floating point: uint8 is divided by 255, everything else keeps its value."""
+
+    def forward(self, obs: Tensor) -> Tensor:
+        if obs.dtype == torch.uint8:
+            return obs.float() / 255
+        return obs if obs.is_floating_point() else obs.float()
+
+
+class _ChannelsFirst(nn.Module):
+    """(B, H, W, C) -> (B, C, H, W)."""
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return obs.permute(0, 3, 1, 2)
+
+
+def _linear(n_in: int, n_out: int, bias: bool = True) -> nn.Linear:
+    """Uniform weights of variance 2 / n_in (gain sqrt 2), zero bias."""
+    layer = nn.Linear(n_in, n_out, bias=bias)
+    nn.init.uniform_(layer.weight, -math.sqrt(6 / n_in), math.sqrt(6 / n_in))
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def make_encoder(kind: EncoderKind, observation: Observation, hidden: int) -> nn.Sequential:
+    """(B, *observation.shape) -> (B, hidden).
+
+    "linear": one matrix on the flattened observation, no bias. "mlp": two layers with ReLU. "cnn": convolutions on an
+    image (C, H, W) or (H, W, C), the smaller of the outer two being taken as C, with ReLU: the three layers of
+    Mnih et al. 2015 from 36 pixels on, two of 3 x 3 below that.
+
+    Raises:
+        ValueError: unknown `kind`, or "cnn" for an observation that is not an image of at least 5 x 5.
+    """
+    if kind not in get_args(EncoderKind):
+        raise ValueError(f"encoder must be one of {', '.join(get_args(EncoderKind))}; got {kind!r}")
+    if kind == "linear":
+        return nn.Sequential(_Cast(), nn.Flatten(), _linear(observation.size, hidden, bias=False))
+    if kind == "mlp":
+        return nn.Sequential(
+            _Cast(), nn.Flatten(), _linear(observation.size, hidden), nn.ReLU(), _linear(hidden, hidden), nn.ReLU()
+        )
+    shape = observation.shape
+    if len(shape) != 3 or min(sorted(shape)[1:]) < 5:
+        raise ValueError(f"encoder 'cnn' needs an image of at least 5 x 5; observations are {shape}: use 'mlp'")
+    channels_last = shape[2] < shape[0]
+    channels, *size = (shape[2], *shape[:2]) if channels_last else shape
+    if min(size) >= 36:
+        convolutions = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)]
+    else:
+        convolutions = [nn.Conv2d(channels, 32, 3, 1), nn.Conv2d(32, 64, 3, 1)]
+    layers: list[nn.Module] = [_Cast()]
+    if channels_last:
+        layers.append(_ChannelsFirst())
+    for convolution in convolutions:
+        layers += [convolution, nn.ReLU()]
+        size = [(s - k) // d + 1 for s, k, d in zip(size, convolution.kernel_size, convolution.stride, strict=True)]
+    features = convolutions[-1].out_channels * math.prod(size)
+    return nn.Sequential(*layers, nn.Flatten(), _linear(features, hidden), nn.ReLU())

@@ -1,0 +1,101 @@
+"""The recurrent actor-critic."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sharpwave.envs.base import Continuous, Discrete, Observation
+from sharpwave.nn.actions import GaussianActions, Sample, action_distribution
+from sharpwave.nn.encoders import EncoderKind, make_encoder
+from sharpwave.nn.mingru import MinGRU
+
+
+class PolicyOutput(NamedTuple):
+    """What the network says about observations."""
+
+    params: Tensor
+    """(..., width): logits of the heads side by side, or the Gaussian's mean."""
+    value: Tensor
+    """(...): V, float32."""
+    state: Tensor
+    """(layers, B, H): the recurrent state after the last step read."""
+
+
+class Policy(nn.Module):
+    """Encoder, MinGRU layers, and one linear decoder to the action's parameters and the value.
+
+    `forward` reads segments, `step` one time step of a rollout; with equal weights they agree to rounding.
+
+    Args:
+        observation, action: the environment's spaces.
+        hidden: H.
+        layers: number of MinGRU layers; 0 makes a policy without memory (its state is (0, B, H)).
+        encoder: see `make_encoder`.
+    """
+
+    def __init__(
+        self,
+        observation: Observation,
+        action: Discrete | Continuous,
+        hidden: int = 128,
+        layers: int = 2,
+        encoder: EncoderKind = "linear",
+    ):
+        super().__init__()
+        self.hidden = hidden
+        self.layers = layers
+        self.actions = action_distribution(action)
+        self.encoder = make_encoder(encoder, observation, hidden)
+        self.recurrent = MinGRU(hidden, layers) if layers else None
+        self.decoder = nn.Linear(hidden, self.actions.width + 1, bias=False)
+        # A small gain for the action's rows makes the first policy near uniform; the value's row starts at gain 1.
+        bound = math.sqrt(3 / hidden)
+        nn.init.uniform_(self.decoder.weight, -bound, bound)
+        with torch.no_grad():
+            self.decoder.weight[:-1] *= 0.01
+        self.log_std = nn.Parameter(torch.zeros(action.dim)) if isinstance(action, Continuous) else None
+
+    def initial_state(self, batch: int) -> Tensor:
+        """(layers, batch, H) zeros on the weights' device."""
+        return torch.zeros(self.layers, batch, self.hidden, device=self.decoder.weight.device)
+
+    def forward(self, obs: Tensor, state: Tensor, reset: Tensor | None = None) -> PolicyOutput:
+        """Read segments.
+
+        Args:
+            obs: (B, T, *observation.shape). state: (layers, B, H), before each segment's first step.
+            reset: (B, T) bool, true where obs is the first of an episode: the state is taken as 0 there.
+        """
+        b, t = obs.shape[:2]
+        x = self.encoder(obs.flatten(0, 1)).view(b, t, self.hidden)
+        if self.recurrent is not None:
+            x, state = self.recurrent(x, state, reset)
+        return self._decode(x, state)
+
+    def step(self, obs: Tensor, state: Tensor, reset: Tensor | None = None) -> PolicyOutput:
+        """Read one step: obs (B, *observation.shape), state (layers, B, H), reset (B,) bool."""
+        x = self.encoder(obs)
+        if self.recurrent is not None:
+            x, state = self.recurrent.step(x, state, reset)
+        return self._decode(x, state)
+
+    def sample(
+        self,
+        params: Tensor,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+    ) -> Sample:
+        """Actions and their log-probabilities from a step's `params`."""
+        if isinstance(self.actions, GaussianActions):
+            assert self.log_std is not None
+            return self.actions.sample(params, self.log_std, generator, deterministic)
+        return self.actions.sample(params, mask, generator, deterministic)
+
+    def _decode(self, x: Tensor, state: Tensor) -> PolicyOutput:
+        # float32 out of the last GEMM's rounding on: a log-probability or value in bf16 is off by up to 1.6 %.
+        y = F.linear(x, self.decoder.weight).float()
+        return PolicyOutput(y[..., :-1], y[..., -1], state)
