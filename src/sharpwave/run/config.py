@@ -20,8 +20,8 @@ from typing import Any
 from sharpwave.run.errors import UserError
 from sharpwave.run.presets import PRESETS
 
-# name -> (module, its settings dataclass, its trainer class)
-ALGORITHMS = {"ppo": ("sharpwave.algos.ppo", "PPOConfig", "PPO")}
+# name -> where its settings dataclass and its trainer are, each imported when asked for
+ALGORITHMS = {"ppo": ("sharpwave.algos.ppo_config:PPOConfig", "sharpwave.algos.ppo:PPO")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +51,12 @@ class RunConfig:
 
 def config_class(algorithm: str) -> Any:
     """The settings dataclass of an algorithm."""
-    return _member(algorithm, 1)
+    return _member(algorithm, 0)
 
 
 def trainer_class(algorithm: str) -> Any:
     """The trainer of an algorithm: `trainer_class(a)(config)` is a `sharpwave.run.loop.Trainer`."""
-    return _member(algorithm, 2)
+    return _member(algorithm, 1)
 
 
 def layers(algorithm: str, file: Path | None, env: str | None) -> tuple[dict[str, Any], str | None]:
@@ -159,8 +159,8 @@ def closest(word: str, known: Iterable[str]) -> str:
 def _member(algorithm: str, which: int) -> Any:
     if algorithm not in ALGORITHMS:
         raise UserError(f"unknown algorithm {algorithm!r}: choose {' or '.join(ALGORITHMS)}")
-    entry = ALGORITHMS[algorithm]
-    return getattr(importlib.import_module(entry[0]), entry[which])
+    module, _, name = ALGORITHMS[algorithm][which].partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _required(field: dataclasses.Field) -> bool:

@@ -22,6 +22,10 @@ SMOOTH = 10.0  # seconds over which steps per second are averaged
 class Display(Protocol):
     """Where the loop shows its progress."""
 
+    def start(self, step: int, epoch: int) -> None:
+        """Called once, where training begins or goes on."""
+        ...
+
     def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
         """Called after each logged epoch: `metrics` as logged, `phases` in seconds since the last call."""
         ...
@@ -36,6 +40,9 @@ class Display(Protocol):
 class Silent:
     """Shows nothing: what the loop uses when it is called from Python."""
 
+    def start(self, step: int, epoch: int) -> None:
+        return
+
     def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
         return
 
@@ -49,54 +56,57 @@ class Silent:
 class Rate:
     """Steps per second over the last SMOOTH seconds, and the time left at that rate."""
 
-    def __init__(self, total: int, clock: Callable[[], float] = time.perf_counter):
-        self._total = total
+    def __init__(self, num_epochs: int, clock: Callable[[], float] = time.perf_counter):
+        self._num_epochs = num_epochs
         self._clock = clock
-        self._points: list[tuple[float, int]] = []
+        self._points: list[tuple[float, int, int]] = []
 
-    def start(self, step: int) -> None:
-        self._points = [(self._clock(), step)]
-
-    def update(self, step: int) -> None:
+    def update(self, step: int, epoch: int) -> None:
         now = self._clock()
-        self._points.append((now, step))
+        self._points.append((now, step, epoch))
         while len(self._points) > 2 and self._points[1][0] < now - SMOOTH:
             self._points.pop(0)
 
     @property
     def per_second(self) -> float:
         """NaN before the second point."""
-        if len(self._points) < 2:
-            return math.nan
-        (t0, s0), (t1, s1) = self._points[0], self._points[-1]
-        return (s1 - s0) / (t1 - t0) if t1 > t0 else math.nan
+        return self._slope(1)
 
     @property
     def seconds_left(self) -> float:
-        rate = self.per_second
-        return (self._total - self._points[-1][1]) / rate if rate > 0 else math.nan
+        """NaN before the second point."""
+        epochs_per_second = self._slope(2)
+        return (self._num_epochs - self._points[-1][2]) / epochs_per_second if epochs_per_second > 0 else math.nan
+
+    def _slope(self, which: int) -> float:
+        if len(self._points) < 2 or self._points[-1][0] <= self._points[0][0]:
+            return math.nan
+        first, last = self._points[0], self._points[-1]
+        return (last[which] - first[which]) / (last[0] - first[0])
 
 
 class Plain:
     """One line every `interval` seconds, and one at the first and the last update."""
 
-    def __init__(self, console: Console, total_steps: int, start_step: int = 0, interval: float = 10.0):
+    def __init__(self, console: Console, num_epochs: int, interval: float = 10.0):
         self._console = console
-        self._total = total_steps
+        self._num_epochs = num_epochs
         self._interval = interval
-        self._rate = Rate(total_steps)
-        self._rate.start(start_step)
+        self._rate = Rate(num_epochs)
         self._last = -math.inf
 
+    def start(self, step: int, epoch: int) -> None:
+        self._rate.update(step, epoch)
+
     def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
-        self._rate.update(step)
+        self._rate.update(step, epoch)
         now = time.perf_counter()
-        if now - self._last < self._interval and step < self._total:
+        if now - self._last < self._interval and epoch < self._num_epochs:
             return
         self._last = now
         parts = [
-            f"step {step:,}/{self._total:,}",
-            f"epoch {epoch}",
+            f"epoch {epoch}/{self._num_epochs}",
+            f"step {step:,}",
             f"SPS {count(self._rate.per_second)}",
             *(f"{short(name)} {number(metrics[name])}" for name in HEADLINE if name in metrics),
             f"left {duration(self._rate.seconds_left)}",
@@ -113,25 +123,27 @@ class Plain:
 class Dashboard:
     """A table that is redrawn in place: progress, numbers by group, and phases as bars."""
 
-    def __init__(self, console: Console, total_steps: int, title: str, start_step: int = 0):
+    def __init__(self, console: Console, num_epochs: int, title: str):
         self._console = console
-        self._total = total_steps
+        self._num_epochs = num_epochs
         self._title = title
-        self._rate = Rate(total_steps)
-        self._rate.start(start_step)
+        self._rate = Rate(num_epochs)
         self._phases: dict[str, float] = {}
         self._drawn = -math.inf
         # The cursor stays visible: a second Ctrl-C ends the process at once, with nobody left to bring it back.
-        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._live = Live(console=console, auto_refresh=False)
+
+    def start(self, step: int, epoch: int) -> None:
+        self._rate.update(step, epoch)
         self._live.start()
-        console.show_cursor(True)
+        self._console.show_cursor(True)
 
     def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
-        self._rate.update(step)
+        self._rate.update(step, epoch)
         for name, seconds in phases.items():
             self._phases[name] = 0.8 * self._phases.get(name, seconds) + 0.2 * seconds
         now = time.perf_counter()
-        if now - self._drawn >= REFRESH or step >= self._total:
+        if now - self._drawn >= REFRESH or epoch >= self._num_epochs:
             self._drawn = now
             self._live.update(self._picture(step, epoch, metrics), refresh=True)
 
@@ -145,10 +157,10 @@ class Dashboard:
         head = Table.grid(padding=(0, 2))
         head.add_row(
             Text(self._title, style="bold"),
-            ProgressBar(total=self._total, completed=step, width=BAR),
-            f"{100 * step / self._total:.0f}%",
-            f"step {step:,}/{self._total:,}",
-            f"epoch {epoch}",
+            ProgressBar(total=self._num_epochs, completed=epoch, width=BAR),
+            f"{100 * epoch / self._num_epochs:.0f}%",
+            f"epoch {epoch}/{self._num_epochs}",
+            f"step {step:,}",
             f"SPS {count(self._rate.per_second)}",
             f"left {duration(self._rate.seconds_left)}",
         )
@@ -178,11 +190,9 @@ HEADLINE = ("episode/return", "episode/length", "loss/policy", "loss/value", "lo
 """The metrics of a plain line, where a trainer has them."""
 
 
-def make(console: Console, total_steps: int, title: str, start_step: int = 0) -> Display:
+def make(console: Console, num_epochs: int, title: str) -> Display:
     """A dashboard where the console is a terminal, plain lines where not."""
-    if console.is_terminal:
-        return Dashboard(console, total_steps, title, start_step)
-    return Plain(console, total_steps, start_step)
+    return Dashboard(console, num_epochs, title) if console.is_terminal else Plain(console, num_epochs)
 
 
 def groups(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:

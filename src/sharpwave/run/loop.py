@@ -1,22 +1,26 @@
 """The loop around a trainer: epochs, log lines, checkpoints, and an orderly stop."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from sharpwave.run import checkpoint, rundir
 from sharpwave.run.display import Display, Silent
 from sharpwave.run.errors import CheckpointError
+from sharpwave.run.evaluate import Agent
 from sharpwave.run.log import RunLog
 from sharpwave.run.signals import StopRequest
 
 
-class Trainer(Protocol):
-    """What the loop needs of a trainer. `algos.ppo.PPO` is one."""
+class Trainer(Agent, Protocol):
+    """What the loop needs of a trainer, which is also the agent that is evaluated. `algos.ppo.PPO` is one."""
 
     config: Any
     """Its settings; the loop reads those of `sharpwave.run.config.RunConfig`."""
+    device: torch.device
     epoch: int
     """Epochs done."""
     num_epochs: int
@@ -33,6 +37,10 @@ class Trainer(Protocol):
         where the host waits for the device."""
         ...
 
+    def faults(self) -> Sequence[str]:
+        """What was not finite in updates that the last `metrics` call counted as skipped ("fault/skipped_updates")."""
+        ...
+
     def phases(self) -> Mapping[str, float]:
         """Seconds by phase since the last call (`PhaseTimer.take`)."""
         ...
@@ -42,6 +50,10 @@ class Trainer(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None:
+        """Release the environments."""
+        ...
 
 
 def run(
@@ -81,6 +93,7 @@ def run(
         with RunLog(run_dir, trainer.global_step if resume else None) as log:
             if not resume:
                 _save(trainer, checkpoints, log, 0.0)
+            display.start(trainer.global_step, trainer.epoch)
             last_save, last_step, last_time = trainer.epoch, trainer.global_step, time.perf_counter()
             while trainer.epoch < trainer.num_epochs and not (stop and stop.requested):
                 trainer.train_epoch()
@@ -93,6 +106,12 @@ def run(
                     metrics |= {f"time/{name}": seconds for name, seconds in phases.items()}
                     log.write(trainer.global_step, trainer.epoch, metrics)
                     display.update(trainer.global_step, trainer.epoch, metrics, phases)
+                    if metrics.get("fault/skipped_updates"):
+                        what = ", ".join(trainer.faults()) or "the loss"
+                        display.message(
+                            f"epoch {trainer.epoch}: {metrics['fault/skipped_updates']:.0f} updates skipped, for these "
+                            f"were not finite: {what}"
+                        )
                     last_step, last_time = trainer.global_step, now
                 if final or trainer.epoch % config.checkpoint_interval == 0:
                     _save(trainer, checkpoints, log, time.perf_counter() - began)
@@ -102,15 +121,25 @@ def run(
     return trainer.epoch >= trainer.num_epochs
 
 
+def newest(run_dir: Path) -> Path:
+    """The newest checkpoint of a run.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = checkpoint.latest(run_dir / rundir.CHECKPOINTS)
+    if path is None:
+        raise CheckpointError(f"{run_dir} holds no checkpoint: start the run again in another directory")
+    return path
+
+
 def restore(trainer: Trainer, run_dir: Path) -> float:
     """Load the newest checkpoint of a run into `trainer`; the seconds trained so far.
 
     Raises:
         CheckpointError: there is none, or it is damaged or of another configuration.
     """
-    path = checkpoint.latest(run_dir / rundir.CHECKPOINTS)
-    if path is None:
-        raise CheckpointError(f"{run_dir} holds no checkpoint: start the run again in another directory")
+    path = newest(run_dir)
     tensors, meta = checkpoint.load(path)
     state = checkpoint.unflatten(tensors, meta)
     try:

@@ -112,10 +112,16 @@ def versions() -> dict[str, str | None]:
 def _make(path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run directory {path}: {error.strerror}") from error
+    try:
         path.mkdir()
     except FileExistsError:
-        advice = f"continue it with `sharpwave resume {path}`" if (path / RUN).is_file() else "nothing was overwritten"
-        raise UserError(f"run directory {path} exists: choose another --run-dir, or {advice}") from None
+        if (path / RUN).is_file():
+            advice = f"choose another --run-dir, or continue it with `sharpwave resume {path}`"
+        else:
+            advice = "choose another --run-dir; nothing was overwritten"
+        raise UserError(f"run directory {path} exists: {advice}") from None
     except OSError as error:
         raise UserError(f"cannot make the run directory {path}: {error.strerror}") from error
     return path

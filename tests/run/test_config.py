@@ -1,0 +1,136 @@
+"""Where settings come from, in which order, and what is refused."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from sharpwave.run import config as configs
+from sharpwave.run.config import RunConfig
+from sharpwave.run.errors import UserError
+from tests.run.stub import StubConfig, fields
+
+
+@pytest.fixture(autouse=True)
+def stub(monkeypatch):
+    monkeypatch.setitem(configs.ALGORITHMS, "stub", ("tests.run.stub:StubConfig", "tests.run.stub:Stub"))
+    monkeypatch.setitem(configs.PRESETS, ("stub", "Known"), {"rate": 2.0, "epochs": 20, "env_kwargs": {"a": 1, "b": 2}})
+
+
+def test_file_over_preset(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('env = "Known"\nrate = 3\nenv_kwargs = {b = 5}\n')
+    settings, env = configs.layers("stub", file, None)
+    assert env == "Known"
+    assert settings == {"env": "Known", "rate": 3.0, "epochs": 20, "env_kwargs": {"a": 1, "b": 5}}
+
+
+def test_the_command_lines_environment_decides_the_preset(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('env = "Known"\n')
+    assert configs.layers("stub", file, "Other") == ({"env": "Other"}, "Other")
+    assert configs.layers("stub", None, None) == ({}, None)
+
+
+def test_presets_name_real_settings():
+    for (algorithm, env), preset in configs.PRESETS.items():
+        cls = configs.config_class(algorithm)
+        configs.check(cls(env=env, **configs.coerce_all(cls, preset, "preset")))
+
+
+def test_json_round_trip(tmp_path):
+    config = StubConfig(env="E", env_kwargs={"x": [1, {"y": None}]}, rate=0.1 + 0.2, sizes=(), note=None)
+    file = tmp_path / "config.json"
+    file.write_text(configs.to_json(config))
+    assert configs.build("stub", configs.read_file(file), "file") == config
+
+
+@pytest.mark.parametrize(
+    "toml, name, value",
+    [
+        ("rate = 1", "rate", 1.0),
+        ("epochs = 1e3", "epochs", 1000),
+        ("sizes = [1, 2]", "sizes", (1, 2)),
+        ('note = "x"', "note", "x"),
+        ("log-interval = 3", "log_interval", 3),
+    ],
+)
+def test_values_take_the_fields_type(toml, name, value):
+    got = getattr(configs.build("stub", {"env": "E", **tomllib.loads(toml)}, "f"), name)
+    assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    "toml, words",
+    [
+        ("rtae = 1", "c.toml: unknown setting 'rtae': did you mean 'rate'?"),
+        ("zzz = 1", "c.toml: unknown setting 'zzz'"),
+        ('rate = "fast"', 'c.toml: rate must be a number; got "fast"'),
+        ("rate = true", "c.toml: rate must be a number; got true"),
+        ("epochs = 1.5", "c.toml: epochs must be an integer; got 1.5"),
+        ("epochs = inf", "c.toml: epochs must be an integer; got Infinity"),
+        ("env = 3", "c.toml: env must be a string; got 3"),
+        ('sizes = ["a"]', 'c.toml: sizes must be a list of integers; got ["a"]'),
+        ("sizes = 3", "c.toml: sizes must be a list of integers; got 3"),
+        ("env_kwargs = 3", "c.toml: env_kwargs must be a table of values by name; got 3"),
+        ("note = 1979-05-27", 'c.toml: note must be a string or nothing; got "1979-05-27"'),
+        ("rate = ", "c.toml is not valid"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, toml, words):
+    file = tmp_path / "c.toml"
+    file.write_text(toml)
+    with pytest.raises(UserError) as error:
+        configs.layers("stub", file, None)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read the config file .*No such file"):
+        configs.layers("stub", tmp_path / "none.toml", None)
+
+
+def test_a_list_is_not_a_config(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text("[1]")
+    with pytest.raises(UserError, match="must hold settings by name; it holds a list"):
+        configs.layers("stub", file, None)
+
+
+def test_unknown_algorithm():
+    with pytest.raises(UserError, match="unknown algorithm 'x': choose ppo or stub"):
+        configs.trainer_class("x")
+
+
+def test_check_turns_value_errors_into_user_errors():
+    with pytest.raises(UserError, match=r"^epochs must be >= 1; got 0$"):
+        configs.check(StubConfig(env="E", epochs=0))
+
+
+@pytest.mark.parametrize("name", ["log_interval", "checkpoint_interval", "keep_checkpoints"])
+def test_run_config_ranges(name):
+    with pytest.raises(ValueError, match=f"{name} must be >= 1; got 0"):
+        replace(RunConfig(), **{name: 0}).validate()
+
+
+def test_eval_episodes_range():
+    RunConfig(eval_episodes=0).validate()
+    with pytest.raises(ValueError, match="eval_episodes must be >= 0; got -1"):
+        RunConfig(eval_episodes=-1).validate()
+
+
+def test_merge():
+    merged = configs.merge({"a": 1, "d": {"x": 1, "y": 1}}, {"d": {"y": 2}}, {"a": 3})
+    assert merged == {"a": 3, "d": {"x": 1, "y": 2}}
+
+
+def test_settings_need_no_torch():
+    code = "import sys; from sharpwave.run import config; config.config_class('ppo'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_fields_are_json():
+    assert json.loads(configs.to_json(StubConfig(env="E"))) == json.loads(json.dumps(fields(StubConfig(env="E"))))

@@ -1,0 +1,120 @@
+"""The dashboard and the plain lines."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from sharpwave.run import display as displays
+from sharpwave.run.display import Dashboard, Plain, Rate, count, duration, number
+
+METRICS = {
+    "episode/return": 487.3,
+    "episode/length": 490.0,
+    "loss/value": 0.125,
+    "loss/entropy": math.nan,
+    "plain": 1.0,
+}
+PHASES = {"rollout": 0.03, "optimizer": 0.01}
+
+
+def console(terminal, width=160):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
+
+
+def test_the_kind_follows_the_output():
+    assert isinstance(displays.make(console(True), 10, "t"), Dashboard)
+    assert isinstance(displays.make(console(False), 10, "t"), Plain)
+
+
+def test_rate_and_time_left():
+    now = [100.0]
+    rate = Rate(num_epochs=100, clock=lambda: now[0])
+    rate.update(0, 0)
+    assert math.isnan(rate.per_second) and math.isnan(rate.seconds_left)
+    now[0] += 2
+    rate.update(1000, 10)
+    assert rate.per_second == 500  # 1000 steps in 2 s
+    assert rate.seconds_left == 18  # 90 epochs at 5 a second
+    now[0] += 100
+    rate.update(2000, 20)
+    now[0] += 1
+    rate.update(4000, 40)
+    # After a pause: the oldest point is forgotten, the newest one outside the window begins the measurement.
+    assert rate.per_second == pytest.approx((4000 - 1000) / 101)
+
+
+def test_a_resumed_run_counts_from_where_it_stands():
+    now = [0.0]
+    rate = Rate(100, clock=lambda: now[0])
+    rate.update(50_000, 50)
+    now[0] = 1.0
+    rate.update(51_000, 51)
+    assert rate.per_second == 1000 and rate.seconds_left == 49
+
+
+def test_plain_lines_come_at_most_every_interval_and_at_the_end():
+    out = console(False)
+    plain = Plain(out, num_epochs=50, interval=3600)
+    plain.start(0, 0)
+    for epoch in range(1, 51):
+        plain.update(epoch * 100, epoch, METRICS, PHASES)
+    plain.close()
+    lines = out.file.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("epoch 1/50  step 100  SPS ")
+    assert "return 487.3" in lines[0] and "value 0.125" in lines[0] and "entropy nan" in lines[0]
+    assert lines[1].startswith("epoch 50/50  step 5,000") and lines[1].endswith("left 0s")
+    assert "\x1b" not in out.file.getvalue()
+
+
+def test_plain_lines_are_never_wrapped_or_marked_up():
+    out = console(False, width=20)
+    plain = Plain(out, 10)
+    plain.message("checkpoint [bold]runs/x[/bold] " + "y" * 100)
+    assert out.file.getvalue() == "checkpoint [bold]runs/x[/bold] " + "y" * 100 + "\n"
+
+
+def test_the_dashboard_shows_everything():
+    out = console(True)
+    dashboard = Dashboard(out, num_epochs=50, title="ppo CartPole-v1 seed 0")
+    dashboard.start(0, 0)
+    dashboard.update(100, 50, METRICS, PHASES)
+    dashboard.message("a line that stays")
+    dashboard.close()
+    text = out.file.getvalue()
+    for part in ("ppo CartPole-v1 seed 0", "epoch 50/50", "100%", "step 100", "487.3", "value", "nan", "plain"):
+        assert part in text, part
+    assert "rollout" in text and " 75%" in text and "optimizer" in text and " 25%" in text
+    assert "a line that stays" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is shown again
+
+
+def test_the_cursor_is_visible_while_it_runs():
+    """A second Ctrl-C ends the process at once, and nobody could bring the cursor back."""
+    out = console(True)
+    dashboard = Dashboard(out, 10, "t")
+    dashboard.start(0, 0)
+    dashboard.update(1, 1, METRICS, PHASES)
+    text = out.file.getvalue()
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    dashboard.close()
+
+
+@pytest.mark.parametrize(
+    "value, text", [(0, "0"), (999, "999"), (1234, "1.23k"), (1.5e6, "1.5M"), (2e9, "2G"), (math.nan, "-")]
+)
+def test_count(value, text):
+    assert count(value) == text
+
+
+@pytest.mark.parametrize(
+    "seconds, text", [(0.4, "0s"), (59.6, "1m00s"), (65, "1m05s"), (3725, "1h02m"), (math.inf, "-"), (math.nan, "-")]
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_number():
+    assert [number(x) for x in (487.3, 1e-6, 12345678.0)] == ["487.3", "1e-06", "1.235e+07"]
