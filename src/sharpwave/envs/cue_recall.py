@@ -15,7 +15,7 @@ class CueRecall(TensorEnv):
     An episode has delay + 2 steps:
 
         step 0                obs = one-hot cue, no flag
-        steps 1 .. delay      obs = 0
+        steps 1 .. delay      obs = the blank flag
         step delay + 1        obs = the query flag; reward = 1 where action = answer, else 0; terminated
 
     and every other reward is 0, so that the best return is 1, and chance, which no memoryless policy exceeds, 1/K. The
@@ -31,7 +31,8 @@ class CueRecall(TensorEnv):
         delay: blank steps between cue and query, at least 0.
         target: "cue" or "previous".
 
-    Observation: (k + 1,) float32, the cue and then the query flag. Action: Discrete((k,)).
+    Observation: (k + 2,) float32, one-hot: the cues, the query flag, the blank flag. A blank is a symbol of its own, for a
+    network without biases could set no gate on an observation of zeros. Action: Discrete((k,)).
     Deterministic for a seed, device and N. All N episodes begin and end together; their cues are independent.
     """
 
@@ -50,14 +51,14 @@ class CueRecall(TensorEnv):
             raise ValueError(f"delay must be at least 0; got {delay}")
         if target not in ("cue", "previous"):
             raise ValueError(f"target must be 'cue' or 'previous'; got {target!r}")
-        super().__init__("sharpwave/CueRecall", num_envs, device, Observation((k + 1,), torch.float32), Discrete((k,)))
+        super().__init__("sharpwave/CueRecall", num_envs, device, Observation((k + 2,), torch.float32), Discrete((k,)))
         self.k, self.delay, self.target = k, delay, target
         self._t = self._keep("t", torch.zeros(num_envs, dtype=torch.int64))
         self._cue = self._keep("cue", torch.zeros(num_envs, dtype=torch.int64))
         self._answer = self._keep("answer", torch.zeros(num_envs, dtype=torch.int64))
         self._drawn = torch.zeros_like(self._cue)
-        # Row i < k shows cue i, row k the query, row k + 1 nothing; `_shown` says which row a step shows, cues apart.
-        self._rows = torch.eye(k + 2, k + 1, device=self.device)
+        # Row i < k shows cue i, row k the query, row k + 1 a blank; `_shown` says which row a step shows, cues apart.
+        self._rows = torch.eye(k + 2, device=self.device)
         self._shown = torch.tensor([0, *[k + 1] * delay, k], device=self.device)
 
     def _begin(self) -> None:
