@@ -1,6 +1,7 @@
 """Gymnasium's spaces as this package's, and actions back into what those spaces hold."""
 
 from collections.abc import Callable
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,10 +13,25 @@ from sharpwave.envs.base import Continuous, Discrete, Observation
 ToGymnasium = Callable[[np.ndarray], np.ndarray]
 
 
-def observation_of(space: gymnasium.Space) -> Observation:
+def flattening(space: gymnasium.Space) -> tuple[spaces.Box, Callable[[Any], np.ndarray] | None]:
+    """The Box that observations of `space` are given in, and the function that turns one of them into its vector.
+
+    A Box is taken as it is (the function is None); any other space of a fixed size is flattened as Gymnasium does it:
+    Discrete becomes one-hot, the parts of a Dict or Tuple lie side by side, and dtypes are promoted.
+
+    Raises:
+        ValueError: a space without a fixed size (Sequence, Graph, Text, ...).
+    """
+    if isinstance(space, spaces.Box):
+        return space, None
+    flat = spaces.flatten_space(space) if space.is_np_flattenable else None
+    if not isinstance(flat, spaces.Box):
+        raise ValueError(f"observation space {space} has no fixed flat size: wrap the environment to choose its parts")
+    return flat, lambda obs: np.asarray(spaces.flatten(space, obs))
+
+
+def observation_of(space: spaces.Box) -> Observation:
     """Shape and dtype of a Box's entries; ValueError for a dtype that tensors do not have."""
-    if not isinstance(space, spaces.Box):
-        raise ValueError(f"observation space {space} is not a Box and cannot be flattened to one: wrap the environment")
     try:
         dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
     except TypeError:

@@ -31,8 +31,8 @@ class CueRecall(TensorEnv):
         delay: blank steps between cue and query, at least 0.
         target: "cue" or "previous".
 
-    Observation: (k + 2,) float32, one-hot: the cues, the query flag, the blank flag. A blank is a symbol of its own, for a
-    network without biases could set no gate on an observation of zeros. Action: Discrete((k,)).
+    Observation: (k + 2,) float32, one-hot: the cues, the query flag, the blank flag. A blank is a symbol of its own, as
+    a network without biases could set no gate on an observation of zeros. Action: Discrete((k,)).
     Deterministic for a seed, device and N. All N episodes begin and end together; their cues are independent.
     """
 

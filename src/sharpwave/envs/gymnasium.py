@@ -1,7 +1,6 @@
 """Gymnasium's vector environments behind this package's contract."""
 
 import difflib
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +9,11 @@ import numpy as np
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import FlattenObservation
+from gymnasium.vector.utils import iterate
 from torch import Tensor
 
 from sharpwave.envs import _snapshot
-from sharpwave.envs._spaces import action_of, observation_of
+from sharpwave.envs._spaces import action_of, flattening, observation_of
 from sharpwave.envs.base import Discrete, EnvFault, Reset, Step, VectorEnv
 
 
@@ -97,9 +96,9 @@ class GymnasiumVector(VectorEnv):
       CartPole's own vector class, can begin an episode only one step after the last one's end, ignoring that step's
       action: it is marked in `Step.valid`, and then `obs` after an end is the final observation once more.
 
-    Observations: a Box keeps its shape and dtype. Any other space that Gymnasium can flatten (Dict, Tuple, Discrete,
-    MultiDiscrete, MultiBinary) goes through `gymnasium.wrappers.vector.FlattenObservation`. Actions: see
-    `sharpwave.envs._spaces.action_of`. Rewards become float32.
+    Observations: a Box keeps its shape and dtype. Any other space of a fixed size (Dict, Tuple, Discrete, MultiDiscrete,
+    MultiBinary) is flattened by `gymnasium.spaces.flatten`. Actions: see `sharpwave.envs._spaces.action_of`. Rewards
+    become float32.
 
     Args:
         vector: the environments; closed with this object.
@@ -135,25 +134,24 @@ class GymnasiumVector(VectorEnv):
         if mode is None:
             raise ValueError(f"{vector} does not say how it resets: give autoreset_mode, a gymnasium AutoresetMode")
         self.autoreset_mode = AutoresetMode(mode)
-        resettable = vector is base and (isinstance(base, SyncVectorEnv) or getattr(base, "shared_memory", False))
-        self._resets = self.autoreset_mode is AutoresetMode.DISABLED or (is_standard and resettable)
-        self.may_skip = self.autoreset_mode is AutoresetMode.NEXT_STEP and not self._resets
+        by_mask = vector is base and (isinstance(base, SyncVectorEnv) or getattr(base, "shared_memory", False))
+        is_late = self.autoreset_mode is AutoresetMode.NEXT_STEP
+        self._resets = self.autoreset_mode is AutoresetMode.DISABLED or (is_late and is_standard and by_mask)
+        self.may_skip = is_late and not self._resets
         # Whether the arrays a step returns are its own and not written again, so that tensors may share them.
         self._fresh = vector is base and (base.copy if is_standard else type(base) is CartPoleVectorEnv)
         self._takes_seeds = is_standard
 
-        if not isinstance(vector.single_observation_space, gymnasium.spaces.Box):
-            if not vector.single_observation_space.is_np_flattenable:
-                raise ValueError(f"observation space {vector.single_observation_space} has no fixed flat size")
-            vector = FlattenObservation(vector)
         self.vector = vector
         name = name or (vector.spec.id if vector.spec is not None else str(vector))
         action, self._to_gymnasium = action_of(vector.single_action_space, masked=action_mask is not None)
-        super().__init__(name, vector.num_envs, device, observation_of(vector.single_observation_space), action)
-        self._dtype = vector.single_observation_space.dtype
+        flat, self._flatten = flattening(vector.single_observation_space)
+        super().__init__(name, vector.num_envs, device, observation_of(flat), action)
+        self._dtype = flat.dtype
         self._shape = (self.num_envs, *self.observation.shape)
         self._mask_key = action_mask
-        self._check_finite = check_finite
+        self._check_rewards = check_finite
+        self._check_observations = check_finite and self.observation.dtype.is_floating_point
         self._pending = np.zeros(self.num_envs, dtype=bool)  # begin their next episode in the coming step
         self._now: Reset | None = None  # what was returned last, for state_dict
 
@@ -172,9 +170,9 @@ class GymnasiumVector(VectorEnv):
 
     def _step(self, action: Tensor) -> Step:
         try:
-            result = self.vector.step(self._to_gymnasium(action.detach().cpu().numpy()))
-            obs, reward, terminated, truncated, info = result
-            reward = torch.from_numpy(np.array(reward, dtype=np.float32))
+            batch = self._to_gymnasium(action.detach().cpu().numpy())
+            obs, reward, terminated, truncated, info = self.vector.step(batch)
+            reward = np.array(reward, dtype=np.float32)
             terminated = np.array(terminated, dtype=bool)
             truncated = np.array(truncated, dtype=bool)
             ended = terminated | truncated
@@ -188,9 +186,9 @@ class GymnasiumVector(VectorEnv):
             raise
         except Exception as error:
             raise self._raised(error) from error
-        if any_ended and self.autoreset_mode is AutoresetMode.SAME_STEP and not self._resets:
+        if any_ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
             next_obs = self._with_final(obs, info, ended)
-        if self._check_finite:
+        if self._check_rewards:
             self._require_finite("reward", reward)
         valid = None
         if self.may_skip:
@@ -202,7 +200,7 @@ class GymnasiumVector(VectorEnv):
         self._now = Reset(device_obs, mask)
         return Step(
             device_obs,
-            reward.to(self.device),
+            torch.from_numpy(reward).to(self.device),
             torch.from_numpy(terminated).to(self.device),
             torch.from_numpy(truncated).to(self.device),
             device_obs if next_obs is obs else next_obs.to(self.device),
@@ -212,24 +210,24 @@ class GymnasiumVector(VectorEnv):
 
     def _observed(self, obs: Any) -> Tensor:
         """A batch of observations as a CPU tensor that no one else writes into."""
-        array = np.ascontiguousarray(obs, dtype=self._dtype)
+        if self._flatten is not None:
+            obs = np.stack([self._flatten(row) for row in iterate(self.vector.observation_space, obs)])
+        array = (np.ascontiguousarray if self._fresh else np.array)(obs, dtype=self._dtype)
         if array.shape != self._shape:
             raise ValueError(f"observations must have shape {self._shape}, as the space says; got {array.shape}")
-        if array is obs and not self._fresh:
-            array = array.copy()
-        tensor = torch.from_numpy(array)
-        if self._check_finite and tensor.is_floating_point():
-            self._require_finite("observation", tensor)
-        return tensor
+        if self._check_observations:
+            self._require_finite("observation", array)
+        return torch.from_numpy(array)
 
     def _with_final(self, obs: Tensor, info: dict[str, Any], ended: np.ndarray) -> Tensor:
         if "final_obs" not in info:
             raise RuntimeError(f"{self.name}: an episode ended under SAME_STEP, and infos has no 'final_obs'")
-        rows = np.stack([np.asarray(row, dtype=self._dtype) for row in info["final_obs"][ended]])
+        flatten = self._flatten or np.asarray
+        rows = np.stack([flatten(row) for row in info["final_obs"][ended]]).astype(self._dtype)
         next_obs = obs.clone()
         next_obs[torch.from_numpy(ended)] = torch.from_numpy(rows)
-        if self._check_finite and next_obs.is_floating_point():
-            self._require_finite("observation", next_obs)
+        if self._check_observations:
+            self._require_finite("observation", next_obs.numpy())
         return next_obs
 
     def _mask(self, *infos: dict[str, Any]) -> Tensor | None:
@@ -252,14 +250,11 @@ class GymnasiumVector(VectorEnv):
 
     # -- faults
 
-    def _require_finite(self, what: str, tensor: Tensor) -> None:
-        # A finite sum proves every entry finite; the converse fails on overflow, so that only then all are looked at.
-        if math.isfinite(tensor.sum().item()):
-            return
-        bad = ~tensor.isfinite().reshape(self.num_envs, -1).all(1)
-        if bool(bad.any()):
-            index = int(bad.nonzero()[0, 0])
-            raise EnvFault(self.name, index, self._count, f"returned a {what} that is NaN or infinite")
+    def _require_finite(self, what: str, array: np.ndarray) -> None:
+        finite = np.isfinite(array)
+        if not finite.all():
+            index = int(finite.reshape(self.num_envs, -1).all(1).argmin())
+            raise EnvFault(self.name, index, self._count, f"returned a NaN or infinite {what}")
 
     def _raised(self, error: Exception) -> EnvFault:
         base = self.vector.unwrapped
