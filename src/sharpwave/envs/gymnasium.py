@@ -96,9 +96,9 @@ class GymnasiumVector(VectorEnv):
       CartPole's own vector class, can begin an episode only one step after the last one's end, ignoring that step's
       action: it is marked in `Step.valid`, and then `obs` after an end is the final observation once more.
 
-    Observations: a Box keeps its shape and dtype. Any other space of a fixed size (Dict, Tuple, Discrete, MultiDiscrete,
-    MultiBinary) is flattened by `gymnasium.spaces.flatten`. Actions: see `sharpwave.envs._spaces.action_of`. Rewards
-    become float32.
+    Observations: a Box keeps its shape and dtype. Any other space of a fixed size (Dict, Tuple, Discrete,
+    MultiDiscrete, MultiBinary) is flattened by `gymnasium.spaces.flatten`. Actions: see
+    `sharpwave.envs._spaces.action_of`. Rewards become float32.
 
     Args:
         vector: the environments; closed with this object.
