@@ -20,7 +20,6 @@ import sharpwave
 from sharpwave.run.errors import UserError
 
 EXIT_USER_ERROR = 2
-EVAL_ENVS = 128  # environments that play side by side
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,8 +113,10 @@ def train(args: list[str]) -> int:
     chosen = options.parse(Train, rest, prog, default=Train(settings=shown))
     merged = configs.merge(_fields(default), _fields(chosen.settings))
     config = configs.check(cls(**merged))
+    if chosen.run_dir is not None:
+        rundir.refuse_existing(chosen.run_dir)  # before the work of making a trainer
     trainer = _make_trainer(algorithm, config)
-    run_dir = rundir.create(chosen.run_dir, algorithm, config, [prog, *rest])
+    run_dir = rundir.create(chosen.run_dir, algorithm, trainer.config, ["sharpwave", "train", *args])
     return _train(trainer, run_dir, algorithm, resume=False)
 
 
@@ -129,10 +130,11 @@ class Resume:
 
 def resume(args: list[str]) -> int:
     """Continue a stopped run: sharpwave resume runs/x"""
-    from sharpwave.run import options, rundir
+    from sharpwave.run import loop, options, rundir
 
     chosen = options.parse(Resume, args, "sharpwave resume")
     algorithm, config = rundir.read(chosen.run_dir)
+    loop.newest(chosen.run_dir)  # an error before the work of making a trainer
     trainer = _make_trainer(algorithm, config)
     return _train(trainer, chosen.run_dir, algorithm, resume=True)
 
@@ -166,10 +168,10 @@ def evaluate(args: list[str]) -> int:
     if chosen.episodes < 1:
         raise UserError(f"--episodes must be at least 1; got {chosen.episodes}")
     algorithm, config = rundir.read(chosen.run_dir)
-    if chosen.device is not None:
-        config = configs.check(dataclasses.replace(config, device=chosen.device))
-    trainer = _make_trainer(algorithm, config)
-    loop.restore(trainer, chosen.run_dir)
+    loop.newest(chosen.run_dir)  # an error before the work of making a trainer
+    config = dataclasses.replace(config, seed=chosen.seed, device=chosen.device or config.device)
+    trainer = _make_trainer(algorithm, configs.check(config))
+    loop.restore_policy(trainer, chosen.run_dir)
     print(_play(trainer, chosen.episodes, chosen.seed, chosen.deterministic))
     return 0
 
@@ -228,7 +230,9 @@ def _algorithm(args: list[str]) -> tuple[str, list[str]]:
 def _make_trainer(algorithm: str, config: Any) -> Any:
     """The trainer; what its settings and its environment's name and options make impossible is the user's to mend."""
     from sharpwave.run.config import trainer_class
+    from sharpwave.run.info import check_device
 
+    check_device(config.device)
     try:
         return trainer_class(algorithm)(config)
     except ValueError as error:
@@ -271,16 +275,14 @@ def _say_stopping() -> None:
 
 def _play(trainer: Any, episodes: int, seed: int, deterministic: bool) -> str:
     """The line that `train` and `eval` end with."""
-    from sharpwave import envs
-    from sharpwave.run.evaluate import evaluate, summary
+    from sharpwave.run import evaluate
     from sharpwave.run.seeding import stream_seed
 
-    config = trainer.config
-    env = envs.make(config.env, min(episodes, EVAL_ENVS), trainer.device, **config.env_kwargs)
-    with env:
-        return summary(
-            evaluate(trainer, env, episodes, stream_seed(seed, 0, "evaluation"), deterministic=deterministic)
-        )
+    # The trainer's own environments: it is done with them, and another vector may cost processes and memory.
+    env_seed = stream_seed(seed, 0, "evaluation")
+    returns = evaluate.evaluate(trainer, trainer.env, episodes, env_seed, deterministic=deterministic)
+    trainer.close()
+    return evaluate.summary(returns)
 
 
 def _fields(config: Any) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class Stub:
         self.device = torch.device(config.device)
         self.env = envs.make(config.env, 4, self.device, **config.env_kwargs)
         self.generator = seeding.generator("cpu", config.seed, 0, "walk")
-        self.walk = torch.zeros(3)
+        self.policy = torch.nn.Linear(3, 1, bias=False)
+        self.walk = self.policy.weight.detach()[0].zero_()
         self.epoch = 0
         self.closed = False
         self.on_epoch = lambda epoch: None
@@ -61,7 +62,7 @@ class Stub:
         return 10 * self.epoch
 
     def train_epoch(self) -> None:
-        self.walk = self.walk * 0.9 + self.config.rate * torch.randn(3, generator=self.generator)
+        self.walk.mul_(0.9).add_(torch.randn(3, generator=self.generator), alpha=self.config.rate)
         self.epoch += 1
         self.on_epoch(self.epoch)
 
@@ -80,19 +81,17 @@ class Stub:
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
-            "walk": self.walk,
+            "policy": self.policy.state_dict(),
             "generators": seeding.generator_states({"walk": self.generator}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["walk"].shape != self.walk.shape:
-            raise ValueError(f"walk must have shape {tuple(self.walk.shape)}; got {tuple(state['walk'].shape)}")
+        self.policy.load_state_dict(state["policy"])
         self.epoch = state["epoch"]
-        self.walk = state["walk"].clone()
         seeding.restore_generators({"walk": self.generator}, state["generators"])
 
     def act(self, obs, state, reset, *, deterministic=False, mask=None):
-        """Push against the pole's fall."""
+        """Push to the side the pole falls to: most episodes reach CartPole's limit of 500."""
         return (obs[:, 2] + obs[:, 3] > 0).long(), state
 
     def close(self) -> None:

@@ -67,6 +67,7 @@ def save(path: Path | str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any
             "meta": json.loads(meta_text),
         }
         (temporary / META).write_text(json.dumps(header, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        shutil.copymode(temporary / META, temporary / TENSORS)  # safetensors makes its file for the owner alone
         _sync(temporary / META)
         _sync(temporary)
         os.rename(temporary, path)

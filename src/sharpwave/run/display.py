@@ -88,7 +88,7 @@ class Rate:
 class Plain:
     """One line every `interval` seconds, and one at the first and the last update."""
 
-    def __init__(self, console: Console, num_epochs: int, interval: float = 10.0):
+    def __init__(self, console: Console, num_epochs: int, interval: float = 5.0):
         self._console = console
         self._num_epochs = num_epochs
         self._interval = interval

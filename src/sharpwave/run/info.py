@@ -8,6 +8,7 @@ import torch
 
 from sharpwave import ops
 from sharpwave.ops import _backends
+from sharpwave.run.errors import UserError
 from sharpwave.run.rundir import versions
 
 
@@ -35,6 +36,17 @@ def devices() -> dict[str, str]:
     if torch.xpu.is_available():
         found["xpu"] = torch.xpu.get_device_name()
     return found
+
+
+def check_device(name: str) -> None:
+    """UserError unless `name` is "auto" or a device that tensors can be made on here."""
+    if name == "auto":
+        return
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        known = ", ".join(["auto", *devices()])
+        raise UserError(f"--device {name} cannot be used here; these can: {known} (see sharpwave info)") from error
 
 
 def text() -> str:

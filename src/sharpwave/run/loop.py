@@ -1,12 +1,14 @@
 """The loop around a trainer: epochs, log lines, checkpoints, and an orderly stop."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from sharpwave.envs.base import VectorEnv
 from sharpwave.run import checkpoint, rundir
 from sharpwave.run.display import Display, Silent
 from sharpwave.run.errors import CheckpointError
@@ -21,6 +23,9 @@ class Trainer(Agent, Protocol):
     config: Any
     """Its settings; the loop reads those of `sharpwave.run.config.RunConfig`."""
     device: torch.device
+    env: VectorEnv
+    policy: torch.nn.Module
+    """What `act` reads; under "policy" in `state_dict`."""
     epoch: int
     """Epochs done."""
     num_epochs: int
@@ -140,14 +145,29 @@ def restore(trainer: Trainer, run_dir: Path) -> float:
         CheckpointError: there is none, or it is damaged or of another configuration.
     """
     path = newest(run_dir)
-    tensors, meta = checkpoint.load(path)
-    state = checkpoint.unflatten(tensors, meta)
-    try:
+    with _fitting(path):
+        state = checkpoint.unflatten(*checkpoint.load(path))
         trainer.load_state_dict(state["trainer"])
-    except (ValueError, KeyError) as error:
+        return float(state["elapsed"])
+
+
+def restore_policy(trainer: Trainer, run_dir: Path) -> None:
+    """Load only what plays, from the newest checkpoint of a run, on any device. Errors: as `restore`."""
+    path = newest(run_dir)
+    with _fitting(path):
+        trainer.policy.load_state_dict(checkpoint.unflatten(*checkpoint.load(path))["trainer"]["policy"])
+
+
+@contextmanager
+def _fitting(path: Path) -> Generator[None]:
+    """What PyTorch and the trainers raise when a state is not theirs, as a CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"checkpoint {path} is not of this configuration: {reason}") from error
-    return float(state["elapsed"])
 
 
 def _save(trainer: Trainer, directory: Path, log: RunLog, elapsed: float) -> None:

@@ -62,6 +62,15 @@ def create(path: Path | None, algorithm: str, config: Any, command: Sequence[str
     return made
 
 
+def refuse_existing(path: Path) -> None:
+    """UserError where something is at `path`, be it an empty directory."""
+    if os.path.lexists(path):
+        advice = "choose another --run-dir"
+        if (path / RUN).is_file():
+            raise UserError(f"run directory {path} exists: {advice}, or continue it with `sharpwave resume {path}`")
+        raise UserError(f"run directory {path} exists: {advice}; nothing was overwritten")
+
+
 def read(path: Path) -> tuple[str, Any]:
     """The algorithm and the settings of a run.
 
@@ -117,11 +126,8 @@ def _make(path: Path) -> Path:
     try:
         path.mkdir()
     except FileExistsError:
-        if (path / RUN).is_file():
-            advice = f"choose another --run-dir, or continue it with `sharpwave resume {path}`"
-        else:
-            advice = "choose another --run-dir; nothing was overwritten"
-        raise UserError(f"run directory {path} exists: {advice}") from None
+        refuse_existing(path)
+        raise
     except OSError as error:
         raise UserError(f"cannot make the run directory {path}: {error.strerror}") from error
     return path
