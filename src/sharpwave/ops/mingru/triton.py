@@ -1,0 +1,418 @@
+"""The MinGRU scan for GPUs: the steps of a tile in parallel lanes, the carries alone in serial order.
+
+A program owns one row and BLOCK_H channels, and walks T in tiles of SEGMENTS x CHECKPOINT steps. A lane owns
+CHECKPOINT consecutive steps of one channel and holds them in registers, so that loads, gates and stores of all segments
+run side by side. What one segment hands to the next is found by running the carry alone, segment after segment:
+two operations a step.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sharpwave.ops._backends import triton_interpreted
+from sharpwave.ops.mingru.reference import CHECKPOINT
+
+
+@triton.jit
+def _sigmoid(x, APPROX: tl.constexpr):
+    """1 / (1 + e^-x) to about 2 ulps; 0 and 1 where it would underflow or round there."""
+    y = 1.0 + tl.exp2(x * -1.4426950408889634)
+    if APPROX:
+        # A full division costs more than the rest of the gate. The interpreter and other vendors take that.
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [y], tl.float32, True, 1)
+    return 1.0 / y
+
+
+@triton.jit
+def _candidate(hidden, APPROX: tl.constexpr):
+    """c and its slope in `hidden`."""
+    squashed = _sigmoid(hidden, APPROX)
+    up = hidden >= 0
+    return tl.where(up, hidden + 0.5, squashed), tl.where(up, 1.0, squashed * (1.0 - squashed))
+
+
+@triton.jit
+def _load(ptrs, mask, MASKED: tl.constexpr):
+    if MASKED:
+        return tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(ptrs).to(tl.float32)
+
+
+@triton.jit
+def _store(ptrs, value, mask, MASKED: tl.constexpr):
+    value = value.to(ptrs.dtype.element_ty)
+    if MASKED:
+        tl.store(ptrs, value, mask=mask)
+    else:
+        tl.store(ptrs, value)
+
+
+@triton.jit
+def _keep(ptrs, mask, MASKED: tl.constexpr):
+    """All ones where the episode goes on, 0 where it was reset: what a state's bits are anded with, NaN or not."""
+    if MASKED:
+        return tl.load(ptrs, mask=mask, other=0).to(tl.int32) - 1
+    return tl.load(ptrs).to(tl.int32) - 1
+
+
+@triton.jit
+def _mask_bits(h, keep):
+    return (h.to(tl.int32, bitcast=True) & keep).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _row(tile, offs_s, s):
+    """Row s of a [SEGMENTS, BLOCK_H] tile, bit for bit: -0 is what every number survives being added to."""
+    return tl.sum(tl.where(offs_s == s, tile, -0.0), 0)[None, :]
+
+
+@triton.jit
+def _scan_fwd_kernel(
+    combined_ptr,
+    state_ptr,
+    x_ptr,
+    reset_ptr,
+    out_ptr,
+    next_state_ptr,
+    checkpoints_ptr,
+    T,
+    H: tl.constexpr,
+    STEPS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    RESET: tl.constexpr,
+    SAVE: tl.constexpr,
+    EVEN_T: tl.constexpr,
+    APPROX: tl.constexpr,
+):
+    b = tl.program_id(1).to(tl.int64)
+    offs_h = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :]
+    offs_s = tl.arange(0, SEGMENTS)[:, None]
+    mask_h = offs_h < H
+    MASKED: tl.constexpr = not EVEN_T or H % BLOCK_H != 0
+
+    carry = tl.load(state_ptr + b * H + offs_h, mask=mask_h, other=0.0)  # [1, BLOCK_H]
+    for tile in range(tl.cdiv(T, SEGMENTS * STEPS)):
+        segment = tile * SEGMENTS + offs_s  # [SEGMENTS, 1]
+        first = segment * STEPS
+        row = b * T + first
+        combined = combined_ptr + row * (3 * H) + offs_h
+        # h_t = a_t h' + b_t, with h' = h_{t-1} & keep_t
+        decays, gains, keeps, ps, xs = (), (), (), (), ()
+        for k in tl.static_range(STEPS):
+            mask = (first + k < T) & mask_h
+            hidden = _load(combined + k * 3 * H, mask, MASKED)
+            z = _sigmoid(_load(combined + (k * 3 * H + H), mask, MASKED), APPROX)
+            ps = ps + (_sigmoid(_load(combined + (k * 3 * H + 2 * H), mask, MASKED), APPROX),)
+            xs = xs + (_load(x_ptr + row * H + offs_h + k * H, mask, MASKED),)
+            decay, gain = 1.0 - z, z * _candidate(hidden, APPROX)[0]
+            if not EVEN_T:  # a step past the end is h = 1 h + -0, which keeps the sign of a zero too
+                decay, gain = tl.where(first + k < T, decay, 1.0), tl.where(first + k < T, gain, -0.0)
+            decays, gains = decays + (decay,), gains + (gain,)
+            if RESET:
+                keeps = keeps + (_keep(reset_ptr + row + k, first + k < T, not EVEN_T),)
+        start = tl.broadcast_to(carry, [SEGMENTS, BLOCK_H])
+        for s in tl.static_range(SEGMENTS - 1):
+            h = start
+            for k in tl.static_range(STEPS):
+                if RESET:
+                    h = _mask_bits(h, keeps[k])
+                h = tl.fma(decays[k], h, gains[k])
+            start = tl.where(offs_s == s + 1, _row(h, offs_s, s), start)
+        if SAVE:
+            kept = checkpoints_ptr + (b * tl.cdiv(T, STEPS) + segment) * H + offs_h
+            _store(kept, start, (first < T) & mask_h, MASKED)
+        h = start
+        for k in tl.static_range(STEPS):
+            if RESET:
+                h = _mask_bits(h, keeps[k])
+            h = tl.fma(decays[k], h, gains[k])
+            out = tl.fma(ps[k], h - xs[k], xs[k])
+            _store(out_ptr + row * H + offs_h + k * H, out, (first + k < T) & mask_h, MASKED)
+        carry = h
+        if SEGMENTS > 1:
+            carry = _row(h, offs_s, SEGMENTS - 1)
+    tl.store(next_state_ptr + b * H + offs_h, carry, mask=mask_h)
+
+
+@triton.jit
+def _scan_bwd_tiled_kernel(
+    dout_ptr,
+    dnext_state_ptr,
+    combined_ptr,
+    x_ptr,
+    reset_ptr,
+    checkpoints_ptr,
+    dcombined_ptr,
+    dstate_ptr,
+    dx_ptr,
+    T,
+    H: tl.constexpr,
+    STEPS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    RESET: tl.constexpr,
+    EVEN_T: tl.constexpr,
+    APPROX: tl.constexpr,
+):
+    b = tl.program_id(1).to(tl.int64)
+    offs_h = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :]
+    offs_s = tl.arange(0, SEGMENTS)[:, None]
+    mask_h = offs_h < H
+    MASKED: tl.constexpr = not EVEN_T or H % BLOCK_H != 0
+    n_tiles = tl.cdiv(T, SEGMENTS * STEPS)
+
+    carry = tl.load(dnext_state_ptr + b * H + offs_h, mask=mask_h, other=0.0)  # [1, BLOCK_H]
+    for back in range(n_tiles):
+        segment = (n_tiles - 1 - back) * SEGMENTS + offs_s
+        first = segment * STEPS
+        row = b * T + first
+        combined = combined_ptr + row * (3 * H) + offs_h
+        dcombined = dcombined_ptr + row * (3 * H) + offs_h
+        h = _load(checkpoints_ptr + (b * tl.cdiv(T, STEPS) + segment) * H + offs_h, (first < T) & mask_h, MASKED)
+        # Four numbers of each step are kept: with total = dh + into, dhidden = total to_hidden, dgate = total to_gate,
+        # and the step before gets dh = total decay.
+        intos, decays, to_hiddens, to_gates = (), (), (), ()
+        for k in tl.static_range(STEPS):
+            mask = (first + k < T) & mask_h
+            hidden = _load(combined + k * 3 * H, mask, MASKED)
+            z = _sigmoid(_load(combined + (k * 3 * H + H), mask, MASKED), APPROX)
+            p = _sigmoid(_load(combined + (k * 3 * H + 2 * H), mask, MASKED), APPROX)
+            x = _load(x_ptr + row * H + offs_h + k * H, mask, MASKED)
+            g = _load(dout_ptr + row * H + offs_h + k * H, mask, MASKED)
+            c, slope = _candidate(hidden, APPROX)
+            decay, into = 1.0 - z, g * p
+            pass_on = decay
+            if RESET:
+                keep = _keep(reset_ptr + row + k, first + k < T, not EVEN_T)
+                h, pass_on = _mask_bits(h, keep), _mask_bits(decay, keep)
+            to_gates, to_hiddens = to_gates + ((c - h) * (z * decay),), to_hiddens + (z * slope,)
+            h = tl.fma(decay, h, z * c)
+            if not EVEN_T:  # a step past the end is dh = (dh + -0) 1
+                pass_on, into = tl.where(first + k < T, pass_on, 1.0), tl.where(first + k < T, into, -0.0)
+            decays, intos = decays + (pass_on,), intos + (into,)
+            _store(dcombined + (k * 3 * H + 2 * H), g * (h - x) * (p * (1.0 - p)), mask, MASKED)
+            _store(dx_ptr + row * H + offs_h + k * H, g * (1.0 - p), mask, MASKED)
+        start = tl.broadcast_to(carry, [SEGMENTS, BLOCK_H])
+        for s in tl.static_range(SEGMENTS - 1, 0, -1):
+            dh = start
+            for k in tl.static_range(STEPS - 1, -1, -1):
+                dh = (dh + intos[k]) * decays[k]
+            start = tl.where(offs_s == s - 1, _row(dh, offs_s, s), start)
+        dh = start
+        for k in tl.static_range(STEPS - 1, -1, -1):
+            mask = (first + k < T) & mask_h
+            total = dh + intos[k]
+            _store(dcombined + k * 3 * H, total * to_hiddens[k], mask, MASKED)
+            _store(dcombined + (k * 3 * H + H), total * to_gates[k], mask, MASKED)
+            dh = total * decays[k]
+        carry = dh
+        if SEGMENTS > 1:
+            carry = _row(dh, offs_s, 0)
+    tl.store(dstate_ptr + b * H + offs_h, carry, mask=mask_h)
+
+
+@triton.jit
+def _scan_bwd_serial_kernel(
+    dout_ptr,
+    dnext_state_ptr,
+    combined_ptr,
+    x_ptr,
+    reset_ptr,
+    checkpoints_ptr,
+    states_ptr,
+    dcombined_ptr,
+    dstate_ptr,
+    dx_ptr,
+    T,
+    H: tl.constexpr,
+    N_CHECKPOINTS,
+    BLOCK_H: tl.constexpr,
+    RESET: tl.constexpr,
+    APPROX: tl.constexpr,
+):
+    """The definition: a lane walks its channel's T steps forwards, writing every state down, and then backwards."""
+    b = tl.program_id(1).to(tl.int64)
+    offs_h = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    mask = offs_h < H
+    h = tl.load(checkpoints_ptr + b * N_CHECKPOINTS * H + offs_h, mask=mask, other=0.0)
+    for t in range(T):
+        row = b * T + t
+        hidden = _load(combined_ptr + row * 3 * H + offs_h, mask, True)
+        z = _sigmoid(_load(combined_ptr + row * 3 * H + H + offs_h, mask, True), APPROX)
+        tl.store(states_ptr + row * H + offs_h, h, mask=mask)
+        if RESET:
+            h = _mask_bits(h, _keep(reset_ptr + row, True, False))
+        h = tl.fma(1.0 - z, h, z * _candidate(hidden, APPROX)[0])
+    dh = tl.load(dnext_state_ptr + b * H + offs_h, mask=mask, other=0.0)
+    for back in range(T):
+        t = T - 1 - back
+        row = b * T + t
+        hidden = _load(combined_ptr + row * 3 * H + offs_h, mask, True)
+        z = _sigmoid(_load(combined_ptr + row * 3 * H + H + offs_h, mask, True), APPROX)
+        p = _sigmoid(_load(combined_ptr + row * 3 * H + 2 * H + offs_h, mask, True), APPROX)
+        x = _load(x_ptr + row * H + offs_h, mask, True)
+        g = _load(dout_ptr + row * H + offs_h, mask, True)
+        c, slope = _candidate(hidden, APPROX)
+        carried = tl.load(states_ptr + row * H + offs_h, mask=mask, other=0.0)
+        decay = 1.0 - z
+        h_tm1, pass_on = carried, decay
+        if RESET:
+            keep = _keep(reset_ptr + row, True, False)
+            h_tm1, pass_on = _mask_bits(h_tm1, keep), _mask_bits(decay, keep)
+        total = dh + g * p
+        dcombined = dcombined_ptr + row * 3 * H + offs_h
+        _store(dcombined, total * (z * slope), mask, True)
+        _store(dcombined + H, total * ((c - h_tm1) * (z * decay)), mask, True)
+        _store(dcombined + 2 * H, g * (h - x) * (p * (1.0 - p)), mask, True)
+        _store(dx_ptr + row * H + offs_h, g * (1.0 - p), mask, True)
+        dh = total * pass_on
+        h = carried
+    tl.store(dstate_ptr + b * H + offs_h, dh, mask=mask)
+
+
+@triton.jit
+def _step_kernel(
+    combined_ptr,
+    state_ptr,
+    x_ptr,
+    reset_ptr,
+    out_ptr,
+    next_state_ptr,
+    n,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RESET: tl.constexpr,
+    APPROX: tl.constexpr,
+):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < n
+    b = offs // H
+    combined = combined_ptr + 2 * b * H + offs  # b * 3H + channel
+    hidden = _load(combined, mask, True)
+    z = _sigmoid(_load(combined + H, mask, True), APPROX)
+    p = _sigmoid(_load(combined + 2 * H, mask, True), APPROX)
+    x = _load(x_ptr + offs, mask, True)
+    h = tl.load(state_ptr + offs, mask=mask, other=0.0)
+    if RESET:
+        h = _mask_bits(h, _keep(reset_ptr + b, mask, True))
+    h = tl.fma(1.0 - z, h, z * _candidate(hidden, APPROX)[0])
+    tl.store(next_state_ptr + offs, h, mask=mask)
+    _store(out_ptr + offs, tl.fma(p, h - x, x), mask, True)
+
+
+# Contraction is written (tl.fma) and otherwise off, so that every kernel here rounds alike.
+FUSION = {"enable_fp_fusion": False}
+
+
+def _approx() -> bool:
+    return not triton_interpreted() and torch.version.hip is None
+
+
+def _prepare(tensors: tuple[Tensor, ...], reset: Tensor | None) -> tuple[list[Tensor], Tensor]:
+    """Contiguous tensors, and the resets as bytes (any tensor where there are none)."""
+    kept = [v.contiguous() for v in tensors]
+    if kept[0].dtype == torch.float64:
+        raise TypeError("the triton backend of mingru takes float32 and narrower; got float64: use backend='reference'")
+    return kept, kept[0] if reset is None else reset.contiguous().view(torch.uint8)
+
+
+def _forward_config(b: int, horizon: int, h: int) -> dict[str, int]:
+    return {"SEGMENTS": 4, "BLOCK_H": 32, "num_warps": 4}
+
+
+def _backward_config(b: int, horizon: int, h: int) -> dict[str, int]:
+    return {"SEGMENTS": 4, "BLOCK_H": 32, "num_warps": 4}
+
+
+def mingru_scan(
+    combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None, save: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Same as `reference.mingru_scan`."""
+    b, horizon, h = x.shape
+    (combined, state, x), flags = _prepare((combined, state, x), reset)
+    out = torch.empty_like(x)
+    next_state = torch.empty_like(state)
+    checkpoints = state.new_empty(b, triton.cdiv(horizon, CHECKPOINT) if save else 0, h)
+    if x.numel() == 0:
+        return out, next_state, checkpoints
+    config = _forward_config(b, horizon, h)
+    _scan_fwd_kernel[(triton.cdiv(h, config["BLOCK_H"]), b)](
+        *(combined, state, x, flags, out, next_state, checkpoints),
+        T=horizon,
+        H=h,
+        STEPS=CHECKPOINT,
+        RESET=reset is not None,
+        SAVE=save,
+        EVEN_T=horizon % (CHECKPOINT * config["SEGMENTS"]) == 0,
+        APPROX=_approx(),
+        **config,
+        **FUSION,
+    )
+    return out, next_state, checkpoints
+
+
+def mingru_step(combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Same as `reference.mingru_step`."""
+    (combined, state, x), flags = _prepare((combined, state, x), reset)
+    out, next_state = torch.empty_like(x), torch.empty_like(state)
+    n = x.numel()
+    if n:
+        block = 512
+        _step_kernel[(triton.cdiv(n, block),)](
+            *(combined, state, x, flags, out, next_state),
+            n,
+            H=x.shape[1],
+            BLOCK=block,
+            RESET=reset is not None,
+            APPROX=_approx(),
+            **FUSION,
+        )
+    return out, next_state
+
+
+def mingru_scan_backward(
+    dout: Tensor,
+    dnext_state: Tensor,
+    combined: Tensor,
+    x: Tensor,
+    reset: Tensor | None,
+    checkpoints: Tensor,
+    backward: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Same as `reference.mingru_scan_backward`; `backward` picks the kernel."""
+    b, horizon, h = x.shape
+    (dout, dnext_state, combined, x), flags = _prepare((dout, dnext_state, combined, x), reset)
+    dcombined, dstate, dx = torch.empty_like(combined), torch.empty_like(dnext_state), torch.empty_like(x)
+    if x.numel() == 0:
+        return dcombined, dstate.copy_(dnext_state), dx
+    if backward == "serial":
+        block = min(128, triton.next_power_of_2(h))
+        _scan_bwd_serial_kernel[(triton.cdiv(h, block), b)](
+            *(dout, dnext_state, combined, x, flags, checkpoints),
+            torch.empty(b, horizon, h, dtype=dstate.dtype, device=x.device),
+            *(dcombined, dstate, dx),
+            T=horizon,
+            H=h,
+            N_CHECKPOINTS=checkpoints.shape[1],
+            BLOCK_H=block,
+            RESET=reset is not None,
+            APPROX=_approx(),
+            **FUSION,
+        )
+        return dcombined, dstate, dx
+    config = _backward_config(b, horizon, h)
+    _scan_bwd_tiled_kernel[(triton.cdiv(h, config["BLOCK_H"]), b)](
+        *(dout, dnext_state, combined, x, flags, checkpoints, dcombined, dstate, dx),
+        T=horizon,
+        H=h,
+        STEPS=CHECKPOINT,
+        RESET=reset is not None,
+        EVEN_T=horizon % (CHECKPOINT * config["SEGMENTS"]) == 0,
+        APPROX=_approx(),
+        **config,
+        **FUSION,
+    )
+    return dcombined, dstate, dx
