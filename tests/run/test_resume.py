@@ -1,0 +1,126 @@
+"""20 epochs are 10, a kill, a resume and 10 more: weights, momentum, schedules, random streams, counters, environments,
+log lines and checkpoints, bit for bit, through the command line and a real SIGKILL."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numba
+import pytest
+import torch
+
+from sharpwave.algos.ppo import PPO
+from sharpwave.cli import main
+from sharpwave.run import checkpoint, loop, rundir
+from sharpwave.run.log import read_metrics
+
+EPOCHS, KILLED_IN = 20, 13
+SETTINGS = ["--num-envs", "4", "--horizon", "8", "--minibatch", "16", "--total-steps", str(4 * 8 * EPOCHS)]
+SETTINGS += ["--hidden", "16", "--checkpoint-interval", "10", "--eval-episodes", "0", "--device", "cpu", "--seed", "7"]
+ENVS = ["sharpwave/CartPole", "CartPole-v1"]
+
+# Runs the command given, and kills itself with SIGKILL in the middle of epoch 13, while it learns.
+KILLER = f"""
+import numba, os, signal, sys, torch
+torch.set_num_threads(1); numba.set_num_threads(1)
+from sharpwave.algos.ppo import PPO
+from sharpwave.cli import main
+update = PPO._update
+def dying(self, *args, **kwargs):
+    update(self, *args, **kwargs)
+    if self.epoch == {KILLED_IN} - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+PPO._update = dying
+main(sys.argv[1:])
+"""
+
+
+def command(env: str, path: Path) -> list[str]:
+    return ["train", "ppo", "--env", env, "--run-dir", str(path), *SETTINGS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """These networks are tiny, and several processes share the cores: threads would mostly wait for each other."""
+    before = torch.get_num_threads(), numba.get_num_threads()
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    numba.set_num_threads(before[1])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, one_thread):
+    """{env: (a run that was left alone, a run that was killed)}; the processes to be killed run side by side."""
+    folder = tmp_path_factory.mktemp("resume")
+    paths = {env: (folder / f"whole{i}", folder / f"killed{i}") for i, env in enumerate(ENVS)}
+    killed = [
+        subprocess.Popen([sys.executable, "-c", KILLER, *command(env, path)], stdout=subprocess.DEVNULL)
+        for env, (_, path) in paths.items()
+    ]
+    for env, (path, _) in paths.items():
+        assert main(command(env, path)) == 0
+    for process in killed:
+        assert process.wait(timeout=120) == -9
+    return paths
+
+
+def state(path: Path):
+    """The tensors and the rest of a run's newest checkpoint.
+
+    What Gymnasium's objects hold is left out: the order in which it is written down is not fixed, and their spaces'
+    generators, which nobody uses, start anew in each process.
+    """
+    content = checkpoint.unflatten(*checkpoint.load(loop.newest(path)))["trainer"]
+    for name in ("tree", "arrays"):
+        content["env"].pop(name, None)
+    return checkpoint.flatten(content)
+
+
+def lines(path: Path):
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in read_metrics(path)]
+
+
+def what_follows(path: Path):
+    """Observations and weights after three more epochs from a run's newest checkpoint."""
+    _, config = rundir.read(path)
+    trainer = PPO(replace(config, total_steps=2 * config.total_steps))
+    loop.restore(trainer, path)
+    seen = [trainer.obs.clone()]
+    for _ in range(3):
+        trainer.train_epoch()
+        seen += [trainer.segments.obs.clone(), trainer.segments.logprob.clone()]
+    trainer.close()
+    return [*seen, *trainer.policy.state_dict().values()]
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_killed_and_resumed_is_the_same_run(env, runs):
+    whole, killed = runs[env]
+    assert checkpoint.list_steps(killed / "checkpoints") == [0, 320]
+    assert len(lines(killed)) == KILLED_IN - 1  # two lines are ahead of the checkpoint
+    assert main(["resume", str(killed)]) == 0
+
+    (tensors, structure), (tensors_b, structure_b) = state(whole), state(killed)
+    assert structure == structure_b
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, tensors_b[name]), name
+    assert repr(lines(whole)) == repr(lines(killed))
+    assert [x["epoch"] for x in lines(killed)] == list(range(1, EPOCHS + 1))
+    # The environments stand at the same point too: whatever is done next has the same outcome.
+    for x, y in zip(what_follows(whole), what_follows(killed), strict=True):
+        assert torch.equal(x, y)
+
+    # The comparison would see a difference: at epoch 10 the state was another one.
+    before, _ = checkpoint.load(checkpoint.step_path(whole / "checkpoints", 320))
+    changed = [name for name, t in tensors.items() if not torch.equal(t, before[f"trainer.{name}"])]
+    for part in ("policy.", "momentum.", "generators.", "draw_offset", "state"):
+        assert any(name.startswith(part) for name in changed), part
+
+
+def test_the_checkpoint_holds_every_stream(runs):
+    tensors, _ = state(runs["sharpwave/CartPole"][0])
+    for name in ("policy", "momentum", "generators", "draw_offset", "env.generator", "state", "begins"):
+        assert any(key.startswith(name) for key in tensors), name
