@@ -97,9 +97,17 @@ class TestTransitions:
         env = GymnasiumVector(SyncVectorEnv([Walk] * 2, copy=copy, autoreset_mode=AutoresetMode.DISABLED))
         assert_same_transitions(in_vector(env, 0, 40), Walk, 0, env.action)
 
-    def test_environments_that_rewrite_their_observation(self):
-        env = envs.make("tests.envs.toys:Rewriting", 3, longest=4)
-        assert_same_transitions(in_vector(env, 1, 40), partial(Rewriting, 4), 1, env.action)
+    @pytest.mark.parametrize("name", ["tests.envs.toys:Rewriting", "Rewriting-v0"])
+    @pytest.mark.parametrize("mode", ["sync", "async"])
+    def test_environments_that_rewrite_their_observation(self, name, mode):
+        """Made by us, their final observation is read before they begin the next episode in the same array."""
+        options = {"longest": 4} if ":" in name else {"longest": 4, "vectorization_mode": mode}
+        gymnasium.register("Rewriting-v0", entry_point=Rewriting, disable_env_checker=True)
+        try:
+            with envs.make(name, 3, **options) as env:
+                assert_same_transitions(in_vector(env, 1, 40), partial(Rewriting, 4), 1, env.action)
+        finally:
+            del gymnasium.registry["Rewriting-v0"]
 
     @pytest.mark.parametrize("name", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "FrozenLake-v1"])
     def test_registered_environments(self, name):

@@ -55,6 +55,16 @@ class TestCartPole:
         assert step.terminated.tolist() == ended
         assert 20 < sum(ended) < 236
 
+    def test_the_pole_has_fallen_past_12_degrees_and_2_4_metres(self):
+        """Without speed the position after a step is the one before: 0.209439 = 12 pi / 180."""
+        env = CartPole(8)
+        env.reset(0)
+        env._physics.zero_()
+        env._physics[:4, 0] = torch.tensor([2.3999, -2.3999, 2.4001, -2.4001])
+        env._physics[4:, 2] = torch.tensor([0.20943, -0.20943, 0.20945, -0.20945])
+        step = env.step(torch.zeros(8, dtype=torch.int64))
+        assert step.terminated.tolist() == [False, False, True, True] * 2
+
     def test_a_whole_episode_is_gymnasiums(self):
         """Same length and end; a pole multiplies the last bits' differences, so each step starts from one state."""
         env = CartPole(1, dtype=torch.float64)

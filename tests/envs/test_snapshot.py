@@ -219,6 +219,8 @@ class TestInexact:
             assert not a.continued
             assert torch.equal(a.obs, b.obs), "the same state, the same new episodes"
             assert not torch.equal(a.obs, first), "and not the first ones once more"
+            run(env, 10, seed=1)
+            assert not torch.equal(again.load_state_dict(env.state_dict()).obs, a.obs), "later, others"
             run(again, 10, seed=1)
             assert not torch.equal(env.load_state_dict(again.state_dict()).obs, a.obs)
 
