@@ -364,6 +364,10 @@ class TestFaults:
         with pytest.raises(EnvFault, match="environment 0 raised OSError: no licence at reset"):
             GymnasiumVector(SyncVectorEnv([Broken] * 2)).reset(0)
 
+    def test_a_single_environment_is_no_vector(self):
+        with pytest.raises(TypeError, match="got a Walk: put single environments"):
+            GymnasiumVector(Walk())
+
     def test_unknown_autoreset_mode(self):
         vector = SyncVectorEnv([Walk])
         silent = Plain(vector)

@@ -90,6 +90,8 @@ class TestYourOwn:
         envs.register("mine/Masked", MaskedSteps)
         assert isinstance(envs.make("mine/Masked", 2), MaskedSteps)
         assert "mine/Masked" in envs.names()
+        with pytest.raises(ValueError, match="unknown environment 'mine/Maskd': did you mean 'mine/Masked'"):
+            envs.make("mine/Maskd", 2)
         with pytest.raises(ValueError, match="'mine/Masked' is taken"):
             envs.register("mine/Masked", MaskedSteps)
         with pytest.raises(TypeError, match="factory must be"):

@@ -1,6 +1,5 @@
 """Gymnasium's vector environments behind this package's contract."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from sharpwave.envs import _snapshot
 from sharpwave.envs._spaces import action_of, flattening, observation_of
 from sharpwave.envs.base import Discrete, EnvFault, Reset, Step, VectorEnv
+from sharpwave.envs.registry import unknown
 
 
 def make_gymnasium(
@@ -76,14 +76,6 @@ def make_gymnasium(
     return GymnasiumVector(vector, device, name=name, action_mask=action_mask, check_finite=check_finite)
 
 
-def unknown(name: str, others: tuple[str, ...] = ()) -> str:
-    """The message for a name that nothing is registered under."""
-    by_lower = {known.lower(): known for known in (*others, *gymnasium.registry)}
-    near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
-    nearest = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return f"unknown environment {name!r}: {nearest}sharpwave.envs.names() lists all that are registered"
-
-
 class GymnasiumVector(VectorEnv):
     """A `gymnasium.vector.VectorEnv` with tensors in and out.
 
@@ -128,6 +120,11 @@ class GymnasiumVector(VectorEnv):
         action_mask: str | None = None,
         check_finite: bool = True,
     ):
+        if not isinstance(vector, gymnasium.vector.VectorEnv):
+            raise TypeError(
+                f"vector must be a gymnasium.vector.VectorEnv; got a {type(vector).__name__}: put single environments "
+                "into a SyncVectorEnv"
+            )
         base = vector.unwrapped
         is_standard = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
         mode = autoreset_mode or (base.autoreset_mode if is_standard else vector.metadata.get("autoreset_mode"))

@@ -1,5 +1,6 @@
 """From a name to an environment."""
 
+import difflib
 import importlib
 import inspect
 import os
@@ -69,11 +70,20 @@ def make(name: str, num_envs: int, device: torch.device | str = "cpu", **options
     if factory is not None:
         return _build(name, factory, num_envs, device, options)
 
-    from sharpwave.envs.gymnasium import make_gymnasium, unknown
-
     if name.startswith("sharpwave/"):
-        raise ValueError(unknown(name, tuple(_factories)))
+        raise ValueError(unknown(name))
+
+    from sharpwave.envs.gymnasium import make_gymnasium
+
     return make_gymnasium(name, num_envs, device, **options)
+
+
+def unknown(name: str) -> str:
+    """The message for a name that nothing is registered under."""
+    by_lower = {known.lower(): known for known in names()}
+    near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
+    nearest = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return f"unknown environment {name!r}: {nearest}sharpwave.envs.names() lists all that are registered"
 
 
 def _attribute(name: str) -> Factory | None:
