@@ -130,9 +130,11 @@ class Resume:
 
 def resume(args: list[str]) -> int:
     """Continue a stopped run: sharpwave resume runs/x"""
-    from sharpwave.run import loop, options, rundir
+    from sharpwave.run import options, rundir
 
     chosen = options.parse(Resume, args, "sharpwave resume")
+    from sharpwave.run import loop
+
     algorithm, config = rundir.read(chosen.run_dir)
     loop.newest(chosen.run_dir)  # an error before the work of making a trainer
     trainer = _make_trainer(algorithm, config)
@@ -162,9 +164,11 @@ class Evaluate:
 def evaluate(args: list[str]) -> int:
     """Play episodes with a trained agent: sharpwave eval runs/x --episodes 100"""
     from sharpwave.run import config as configs
-    from sharpwave.run import loop, options, rundir
+    from sharpwave.run import options, rundir
 
     chosen = options.parse(Evaluate, args, "sharpwave eval")
+    from sharpwave.run import loop
+
     if chosen.episodes < 1:
         raise UserError(f"--episodes must be at least 1; got {chosen.episodes}")
     algorithm, config = rundir.read(chosen.run_dir)
@@ -183,10 +187,11 @@ class Info:
 
 def info(args: list[str]) -> int:
     """Versions, devices, and the backend of every op"""
-    from sharpwave.run import info as report
     from sharpwave.run import options
 
     options.parse(Info, args, "sharpwave info")
+    from sharpwave.run import info as report
+
     print(report.text())
     return 0
 
@@ -249,10 +254,12 @@ def _train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
 
     config, here = trainer.config, shlex.quote(str(run_dir))
     title = f"{algorithm} {config.env} seed {config.seed}"
-    print(f"sharpwave {sharpwave.__version__}: {title} on {trainer.device}")
-    print("backends:", ", ".join(f"{op} {name}" for op, name in backends(trainer.device.type).items()))
-    print(f"run directory: {run_dir}", flush=True)
-    display = displays.make(Console(), trainer.num_epochs, title)
+    header = [
+        f"sharpwave {sharpwave.__version__}: {title} on {trainer.device}",
+        "backends: " + ", ".join(f"{op} {name}" for op, name in backends(trainer.device.type).items()),
+        f"run directory: {run_dir}",
+    ]
+    display = displays.make(Console(), trainer.num_epochs, title, header)
     with StopRequest(_say_stopping) as stop:
         try:
             complete = loop.run(trainer, run_dir, resume=resume, display=display, stop=stop)

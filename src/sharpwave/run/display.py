@@ -5,7 +5,7 @@ Only this module and the command line print.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -88,14 +88,17 @@ class Rate:
 class Plain:
     """One line every `interval` seconds, and one at the first and the last update."""
 
-    def __init__(self, console: Console, num_epochs: int, interval: float = 5.0):
+    def __init__(self, console: Console, num_epochs: int, header: Sequence[str] = (), interval: float = 5.0):
         self._console = console
         self._num_epochs = num_epochs
+        self._header = header
         self._interval = interval
         self._rate = Rate(num_epochs)
         self._last = -math.inf
 
     def start(self, step: int, epoch: int) -> None:
+        for line in self._header:
+            self.message(line)
         self._rate.update(step, epoch)
 
     def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
@@ -123,10 +126,11 @@ class Plain:
 class Dashboard:
     """A table that is redrawn in place: progress, numbers by group, and phases as bars."""
 
-    def __init__(self, console: Console, num_epochs: int, title: str):
+    def __init__(self, console: Console, num_epochs: int, title: str, header: Sequence[str] = ()):
         self._console = console
         self._num_epochs = num_epochs
         self._title = title
+        self._header = header
         self._rate = Rate(num_epochs)
         self._phases: dict[str, float] = {}
         self._drawn = -math.inf
@@ -134,6 +138,8 @@ class Dashboard:
         self._live = Live(console=console, auto_refresh=False)
 
     def start(self, step: int, epoch: int) -> None:
+        for line in self._header:
+            self.message(line)
         self._rate.update(step, epoch)
         self._live.start()
         self._console.show_cursor(True)
@@ -190,9 +196,11 @@ HEADLINE = ("episode/return", "episode/length", "loss/policy", "loss/value", "lo
 """The metrics of a plain line, where a trainer has them."""
 
 
-def make(console: Console, num_epochs: int, title: str) -> Display:
-    """A dashboard where the console is a terminal, plain lines where not."""
-    return Dashboard(console, num_epochs, title) if console.is_terminal else Plain(console, num_epochs)
+def make(console: Console, num_epochs: int, title: str, header: Sequence[str] = ()) -> Display:
+    """A dashboard where the console is a terminal, plain lines where not; the header comes first, once it has begun."""
+    if console.is_terminal:
+        return Dashboard(console, num_epochs, title, header)
+    return Plain(console, num_epochs, header)
 
 
 def groups(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
