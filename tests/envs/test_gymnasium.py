@@ -231,7 +231,7 @@ class TestSpaces:
             (spaces.MultiBinary(2), Discrete((2, 2)), [[1, 0], [1, 1]], [[1, 0], [1, 1]]),
             (spaces.MultiBinary(1), Discrete((2,)), [1, 0], [[1], [0]]),
             (
-                spaces.Box(np.array([[-1, 0]]), np.array([[1, np.inf]]), dtype=np.float32),
+                spaces.Box(np.float32([[-1, 0]]), np.float32([[1, np.inf]])),
                 Continuous(2, (-1.0, 0.0), (1.0, np.inf)),
                 [[-5.0, 7.0], [0.5, -0.5]],
                 [[[-1.0, 7.0]], [[0.5, 0.0]]],
@@ -331,6 +331,7 @@ class TestFaults:
         [("raise", "raised OSError: the simulator has gone"), ("reward", "returned a NaN or infinite reward")],
     )
     @pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
+    @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_the_environment_is_named(self, fault, what, vector):
         builds = [Walk, partial(Walk, faulty_at=4, fault=fault), Walk]
         with GymnasiumVector(vector(builds, autoreset_mode=AutoresetMode.DISABLED), name="walk") as env:

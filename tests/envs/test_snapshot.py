@@ -234,10 +234,11 @@ class TestMismatch:
         assert not env.load_state_dict(state).continued
         run(env, 20, seed=0)
 
-    def test_another_gymnasium_begins_new_episodes(self):
+    @pytest.mark.parametrize("key, value", [("gymnasium", "0.1"), ("autoreset_mode", "SameStep")])
+    def test_another_gymnasium_or_mode_begins_new_episodes(self, key, value):
         env = vector_of(Walk)()
         env.reset(0)
-        assert not env.load_state_dict({**env.state_dict(), "gymnasium": "0.1"}).continued
+        assert not env.load_state_dict({**env.state_dict(), key: value}).continued
 
     def test_a_failed_restore_changes_nothing(self):
         env = vector_of(Walk)()

@@ -89,8 +89,10 @@ class GymnasiumVector(VectorEnv):
       action: it is marked in `Step.valid`, and then `obs` after an end is the final observation once more.
 
     Observations: a Box keeps its shape and dtype. Any other space of a fixed size (Dict, Tuple, Discrete,
-    MultiDiscrete, MultiBinary) is flattened by `gymnasium.spaces.flatten`. Actions: see
-    `sharpwave.envs._spaces.action_of`. Rewards become float32.
+    MultiDiscrete, MultiBinary) is flattened by `gymnasium.spaces.flatten`. Rewards become float32.
+
+    Actions: Discrete is one head, from 0 whatever its `start`; MultiDiscrete one head an entry; MultiBinary one head of
+    two choices a bit; a Box of floats is continuous, flat, and clipped to its bounds. Other spaces are refused.
 
     Args:
         vector: the environments; closed with this object.
@@ -151,8 +153,6 @@ class GymnasiumVector(VectorEnv):
         self._check_observations = check_finite and self.observation.dtype.is_floating_point
         self._pending = np.zeros(self.num_envs, dtype=bool)  # begin their next episode in the coming step
         self._now: Reset | None = None  # what was returned last, for state_dict
-
-    # -- stepping
 
     def _reset(self, seed: int) -> Reset:
         self._pending = np.zeros(self.num_envs, dtype=bool)
@@ -245,8 +245,6 @@ class GymnasiumVector(VectorEnv):
             raise ValueError(f"{self.name}: its info has no {self._mask_key!r} to take as action_mask")
         return torch.from_numpy(mask).to(self.device)
 
-    # -- faults
-
     def _require_finite(self, what: str, array: np.ndarray) -> None:
         finite = np.isfinite(array)
         if not finite.all():
@@ -267,8 +265,6 @@ class GymnasiumVector(VectorEnv):
                 frame = frame.tb_next
         return EnvFault(self.name, index, self._count, f"raised {type(error).__name__}: {error}")
 
-    # -- keeping
-
     @property
     def inexact_because(self) -> str | None:
         """What keeps the episodes from being saved, e.g. "SyncVectorEnv.envs[0].env.world is a Box2D.b2World"."""
@@ -287,6 +283,7 @@ class GymnasiumVector(VectorEnv):
         state: dict[str, Any] = {
             "exact": True,
             "gymnasium": gymnasium.__version__,
+            "autoreset_mode": self.autoreset_mode.value,
             "tree": tree,
             "arrays": arrays,
             "obs": self._now.obs.clone(),
@@ -297,7 +294,8 @@ class GymnasiumVector(VectorEnv):
         return state
 
     def _load(self, state: Mapping[str, Any]) -> Reset:
-        if not state["exact"] or state["gymnasium"] != gymnasium.__version__:
+        here = {"gymnasium": gymnasium.__version__, "autoreset_mode": self.autoreset_mode.value}
+        if not state["exact"] or any(state[key] != value for key, value in here.items()):
             return self._begin_anew()
         try:
             _snapshot.restore(self.vector, state["tree"], state["arrays"])
