@@ -253,13 +253,12 @@ def _train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
     from sharpwave.run.signals import StopRequest
 
     config, here = trainer.config, shlex.quote(str(run_dir))
-    title = f"{algorithm} {config.env} seed {config.seed}"
     header = [
-        f"sharpwave {sharpwave.__version__}: {title} on {trainer.device}",
+        f"sharpwave {sharpwave.__version__}: {algorithm} {config.env} seed {config.seed} on {trainer.device}",
         "backends: " + ", ".join(f"{op} {name}" for op, name in backends(trainer.device.type).items()),
         f"run directory: {run_dir}",
     ]
-    display = displays.make(Console(), trainer.num_epochs, title, header)
+    display = displays.make(Console(), trainer.num_epochs, header)
     with StopRequest(_say_stopping) as stop:
         try:
             complete = loop.run(trainer, run_dir, resume=resume, display=display, stop=stop)

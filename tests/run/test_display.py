@@ -24,8 +24,8 @@ def console(terminal, width=160):
 
 
 def test_the_kind_follows_the_output():
-    assert isinstance(displays.make(console(True), 10, "t"), Dashboard)
-    assert isinstance(displays.make(console(False), 10, "t"), Plain)
+    assert isinstance(displays.make(console(True), 10), Dashboard)
+    assert isinstance(displays.make(console(False), 10), Plain)
 
 
 def test_rate_and_time_left():
@@ -64,7 +64,7 @@ def test_plain_lines_come_at_most_every_interval_and_at_the_end():
     lines = out.file.getvalue().splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("epoch 1/50  step 100  SPS ")
-    assert "return 487.3" in lines[0] and "value 0.125" in lines[0] and "entropy nan" in lines[0]
+    assert "return 487.3" in lines[0] and "value loss 0.125" in lines[0] and "entropy nan" in lines[0]
     assert lines[1].startswith("epoch 50/50  step 5,000") and lines[1].endswith("left 0s")
     assert "\x1b" not in out.file.getvalue()
 
@@ -78,13 +78,14 @@ def test_plain_lines_are_never_wrapped_or_marked_up():
 
 def test_the_dashboard_shows_everything():
     out = console(True)
-    dashboard = Dashboard(out, num_epochs=50, title="ppo CartPole-v1 seed 0")
+    dashboard = Dashboard(out, num_epochs=50, header=["ppo CartPole-v1", "run x"])
     dashboard.start(0, 0)
     dashboard.update(100, 50, METRICS, PHASES)
     dashboard.message("a line that stays")
     dashboard.close()
     text = out.file.getvalue()
-    for part in ("ppo CartPole-v1 seed 0", "epoch 50/50", "100%", "step 100", "487.3", "value", "nan", "plain"):
+    assert text.startswith("ppo CartPole-v1\nrun x\n")
+    for part in ("epoch 50/50", "100%", "step 100", "487.3", "value", "nan", "plain"):
         assert part in text, part
     assert "rollout" in text and " 75%" in text and "optimizer" in text and " 25%" in text
     assert "a line that stays" in text
@@ -94,7 +95,7 @@ def test_the_dashboard_shows_everything():
 def test_the_cursor_is_visible_while_it_runs():
     """A second Ctrl-C ends the process at once, and nobody could bring the cursor back."""
     out = console(True)
-    dashboard = Dashboard(out, 10, "t")
+    dashboard = Dashboard(out, 10)
     dashboard.start(0, 0)
     dashboard.update(1, 1, METRICS, PHASES)
     text = out.file.getvalue()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -111,7 +112,7 @@ class Plain:
             f"epoch {epoch}/{self._num_epochs}",
             f"step {step:,}",
             f"SPS {count(self._rate.per_second)}",
-            *(f"{short(name)} {number(metrics[name])}" for name in HEADLINE if name in metrics),
+            *(f"{label} {number(metrics[name])}" for name, label in HEADLINE.items() if name in metrics),
             f"left {duration(self._rate.seconds_left)}",
         ]
         self.message("  ".join(parts))
@@ -126,10 +127,9 @@ class Plain:
 class Dashboard:
     """A table that is redrawn in place: progress, numbers by group, and phases as bars."""
 
-    def __init__(self, console: Console, num_epochs: int, title: str, header: Sequence[str] = ()):
+    def __init__(self, console: Console, num_epochs: int, header: Sequence[str] = ()):
         self._console = console
         self._num_epochs = num_epochs
-        self._title = title
         self._header = header
         self._rate = Rate(num_epochs)
         self._phases: dict[str, float] = {}
@@ -162,7 +162,6 @@ class Dashboard:
     def _picture(self, step: int, epoch: int, metrics: Mapping[str, float]) -> Group:
         head = Table.grid(padding=(0, 2))
         head.add_row(
-            Text(self._title, style="bold"),
             ProgressBar(total=self._num_epochs, completed=epoch, width=BAR),
             f"{100 * epoch / self._num_epochs:.0f}%",
             f"epoch {epoch}/{self._num_epochs}",
@@ -170,20 +169,18 @@ class Dashboard:
             f"SPS {count(self._rate.per_second)}",
             f"left {duration(self._rate.seconds_left)}",
         )
-        columns = Table.grid(padding=(0, 4))
-        columns.add_row(*(self._group(name, items) for name, items in groups(metrics).items()), self._phase_bars())
-        return Group(head, columns)
+        tables = [self._group(name, items) for name, items in groups(metrics).items()]
+        # Columns break into rows where the terminal is narrow.
+        return Group(head, Columns([*tables, self._phase_bars()], padding=(1, 3)))
 
     def _group(self, name: str, items: Mapping[str, float]) -> Table:
-        table = Table.grid(padding=(0, 1))
-        table.add_row(Text(name, style="bold cyan"), "")
+        table = _grid(name, columns=2)
         for label, value in items.items():
             table.add_row(label, Text(number(value), justify="right", style="" if math.isfinite(value) else "bold red"))
         return table
 
     def _phase_bars(self) -> Table:
-        table = Table.grid(padding=(0, 1))
-        table.add_row(Text("phases", style="bold cyan"), "", "")
+        table = _grid("phases", columns=3)
         whole = sum(self._phases.values()) or 1.0
         for name, seconds in self._phases.items():
             table.add_row(
@@ -192,30 +189,41 @@ class Dashboard:
         return table
 
 
-HEADLINE = ("episode/return", "episode/length", "loss/policy", "loss/value", "loss/entropy", "policy/approx_kl")
-"""The metrics of a plain line, where a trainer has them."""
+def _grid(title: str, columns: int) -> Table:
+    table = Table.grid(padding=(0, 1))
+    for _ in range(columns):
+        table.add_column(no_wrap=True)
+    table.add_row(Text(title, style="bold cyan"))
+    return table
 
 
-def make(console: Console, num_epochs: int, title: str, header: Sequence[str] = ()) -> Display:
+HEADLINE = {
+    "episode/return": "return",
+    "episode/length": "length",
+    "loss/policy": "policy loss",
+    "loss/value": "value loss",
+    "loss/entropy": "entropy",
+    "policy/approx_kl": "KL",
+}
+"""The metrics of a plain line and what they are called there, where a trainer has them."""
+
+
+def make(console: Console, num_epochs: int, header: Sequence[str] = ()) -> Display:
     """A dashboard where the console is a terminal, plain lines where not; the header comes first, once it has begun."""
     if console.is_terminal:
-        return Dashboard(console, num_epochs, title, header)
+        return Dashboard(console, num_epochs, header)
     return Plain(console, num_epochs, header)
 
 
 def groups(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Metrics called "group/name" by group, the rest under "run"; a "time/..." is left out, the phases show it."""
+    """Metrics called "group/name" by group, the rest under "run". "episode" comes first; "time/..." is left out, for
+    rate and phases show it."""
     grouped: dict[str, dict[str, float]] = {}
-    for name, value in metrics.items():
+    for name, value in sorted(metrics.items(), key=lambda item: not item[0].startswith("episode/")):
         group, _, label = name.rpartition("/")
         if group != "time":
             grouped.setdefault(group or "run", {})[label] = value
     return grouped
-
-
-def short(name: str) -> str:
-    """ "episode/return" is "return"."""
-    return name.rpartition("/")[2]
 
 
 def number(value: float) -> str:
