@@ -344,15 +344,23 @@ class TestFaults:
 
     @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
     @pytest.mark.parametrize("longest", [1, 9], ids=["final", "running"])
-    def test_observations_that_are_not_finite(self, mode, longest):
-        builds = [Walk, Walk, partial(Walk, longest, faulty_at=1, fault="obs")]
+    @pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+    def test_observations_that_are_not_finite(self, mode, longest, value):
+        builds = [Walk, Walk, partial(Walk, longest, faulty_at=1, fault=value)]
         env = GymnasiumVector(SyncVectorEnv(builds, autoreset_mode=mode))
         env.reset(0)
         with pytest.raises(EnvFault, match="environment 2 returned a NaN or infinite observation at step 1"):
             env.step(torch.zeros(3, dtype=torch.int64))
 
+    @pytest.mark.filterwarnings("error")
+    def test_large_numbers_are_finite(self):
+        """3e38, the square of which is not, in float32."""
+        env = GymnasiumVector(SyncVectorEnv([partial(Walk, 9, faulty_at=1, fault="3e38")]))
+        env.reset(0)
+        assert env.step(torch.zeros(1, dtype=torch.int64)).next_obs.max() > 1e38
+
     def test_the_check_can_be_left_out(self):
-        vector = SyncVectorEnv([partial(Walk, 9, faulty_at=1, fault="obs")])
+        vector = SyncVectorEnv([partial(Walk, 9, faulty_at=1, fault="inf")])
         env = GymnasiumVector(vector, check_finite=False)
         env.reset(0)
         assert env.step(torch.zeros(1, dtype=torch.int64)).next_obs.isinf().any()

@@ -41,7 +41,7 @@ class Walk(gymnasium.Env):
             if self.fault == "reward":
                 reward = float("nan")
             else:
-                obs[1] = np.inf
+                obs[1] = float(self.fault)
         return obs, reward, over and self.ends != 1, over and self.ends != 0, self.info()
 
     def observe(self, action) -> np.ndarray:

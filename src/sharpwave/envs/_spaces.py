@@ -51,7 +51,7 @@ def action_of(space: gymnasium.Space, masked: bool) -> tuple[Discrete | Continuo
     dtype = space.dtype
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
-        return Discrete((int(space.n),), masked), lambda a: (a + start).astype(dtype)
+        return Discrete((int(space.n),), masked), lambda a: np.add(a, start, dtype=dtype)
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         shape, start = space.shape, getattr(space, "start", 0)
         nvec = space.nvec.flatten() if isinstance(space, spaces.MultiDiscrete) else [2] * int(np.prod(shape))

@@ -1,5 +1,6 @@
 """Gymnasium's vector environments behind this package's contract."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -146,6 +147,7 @@ class GymnasiumVector(VectorEnv):
         action, self._to_gymnasium = action_of(vector.single_action_space, masked=action_mask is not None)
         flat, self._flatten = flattening(vector.single_observation_space)
         super().__init__(name, vector.num_envs, device, observation_of(flat), action)
+        self._on_host = self.device.type == "cpu"
         self._dtype = flat.dtype
         self._shape = (self.num_envs, *self.observation.shape)
         self._mask_key = action_mask
@@ -161,13 +163,12 @@ class GymnasiumVector(VectorEnv):
             obs, info = self.vector.reset(seed=seeds if self._takes_seeds else seeds[0])  # ty: ignore[invalid-argument-type]
         except Exception as error:
             raise self._raised(error) from error
-        tensor = self._observed(obs)
-        self._now = Reset(tensor.to(self.device), self._mask(info))
+        self._now = Reset(self._put(self._observed(obs)), self._mask(info))
         return self._now
 
     def _step(self, action: Tensor) -> Step:
         try:
-            batch = self._to_gymnasium(action.detach().cpu().numpy())
+            batch = self._to_gymnasium(action.numpy(force=True))
             obs, reward, terminated, truncated, info = self.vector.step(batch)
             reward = np.array(reward, dtype=np.float32)
             terminated = np.array(terminated, dtype=bool)
@@ -189,24 +190,25 @@ class GymnasiumVector(VectorEnv):
             self._require_finite("reward", reward)
         valid = None
         if self.may_skip:
-            valid = torch.from_numpy(~self._pending).to(self.device)
-            self._pending = ended
+            valid, self._pending = ~self._pending, ended
 
-        device_obs = obs.to(self.device)
-        mask = self._mask(*infos)
-        self._now = Reset(device_obs, mask)
+        self._now = now = Reset(self._put(obs), self._mask(*infos))
         return Step(
-            device_obs,
-            torch.from_numpy(reward).to(self.device),
-            torch.from_numpy(terminated).to(self.device),
-            torch.from_numpy(truncated).to(self.device),
-            device_obs if next_obs is obs else next_obs.to(self.device),
-            valid,
-            mask,
+            now.obs,
+            self._put(reward),
+            self._put(terminated),
+            self._put(truncated),
+            now.obs if next_obs is obs else self._put(next_obs),
+            None if valid is None else self._put(valid),
+            now.action_mask,
         )
 
-    def _observed(self, obs: Any) -> Tensor:
-        """A batch of observations as a CPU tensor that no one else writes into."""
+    def _put(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._on_host else tensor.to(self.device)
+
+    def _observed(self, obs: Any) -> np.ndarray:
+        """A batch of observations as an array that no one else writes into."""
         if self._flatten is not None:
             obs = np.stack([self._flatten(row) for row in iterate(self.vector.observation_space, obs)])
         array = (np.ascontiguousarray if self._fresh else np.array)(obs, dtype=self._dtype)
@@ -214,17 +216,16 @@ class GymnasiumVector(VectorEnv):
             raise ValueError(f"observations must have shape {self._shape}, as the space says; got {array.shape}")
         if self._check_observations:
             self._require_finite("observation", array)
-        return torch.from_numpy(array)
+        return array
 
-    def _with_final(self, obs: Tensor, info: dict[str, Any], ended: np.ndarray) -> Tensor:
+    def _with_final(self, obs: np.ndarray, info: dict[str, Any], ended: np.ndarray) -> np.ndarray:
         if "final_obs" not in info:
             raise RuntimeError(f"{self.name}: an episode ended under SAME_STEP, and infos has no 'final_obs'")
         flatten = self._flatten or np.asarray
-        rows = np.stack([flatten(row) for row in info["final_obs"][ended]]).astype(self._dtype)
-        next_obs = obs.clone()
-        next_obs[torch.from_numpy(ended)] = torch.from_numpy(rows)
+        next_obs = obs.copy()
+        next_obs[ended] = np.stack([flatten(row) for row in info["final_obs"][ended]])
         if self._check_observations:
-            self._require_finite("observation", next_obs.numpy())
+            self._require_finite("observation", next_obs)
         return next_obs
 
     def _mask(self, *infos: dict[str, Any]) -> Tensor | None:
@@ -243,12 +244,16 @@ class GymnasiumVector(VectorEnv):
             mask[given] = np.stack([np.asarray(row).reshape(-1) for row in rows[given]]).astype(bool)
         if not found and self._count == 0:
             raise ValueError(f"{self.name}: its info has no {self._mask_key!r} to take as action_mask")
-        return torch.from_numpy(mask).to(self.device)
+        return self._put(mask)
 
     def _require_finite(self, what: str, array: np.ndarray) -> None:
-        finite = np.isfinite(array)
+        # A finite sum of squares, one pass, proves every entry finite. Where it overflows, each is looked at.
+        flat = array.ravel()
+        if math.isfinite(np.dot(flat, flat)):
+            return
+        finite = np.isfinite(array).reshape(self.num_envs, -1).all(1)
         if not finite.all():
-            index = int(finite.reshape(self.num_envs, -1).all(1).argmin())
+            index = int(finite.argmin())
             raise EnvFault(self.name, index, self._count, f"returned a NaN or infinite {what}")
 
     def _raised(self, error: Exception) -> EnvFault:
