@@ -85,13 +85,13 @@ def _scan_fwd_kernel(
     RESET: tl.constexpr,
     SAVE: tl.constexpr,
     EVEN_T: tl.constexpr,
+    MASKED: tl.constexpr,
     APPROX: tl.constexpr,
 ):
-    b = tl.program_id(1).to(tl.int64)
-    offs_h = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :]
+    b = (tl.program_id(0) // tl.cdiv(H, BLOCK_H)).to(tl.int64)
+    offs_h = tl.program_id(0) % tl.cdiv(H, BLOCK_H) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :]
     offs_s = tl.arange(0, SEGMENTS)[:, None]
     mask_h = offs_h < H
-    MASKED: tl.constexpr = not EVEN_T or H % BLOCK_H != 0
 
     carry = tl.load(state_ptr + b * H + offs_h, mask=mask_h, other=0.0)  # [1, BLOCK_H]
     for tile in range(tl.cdiv(T, SEGMENTS * STEPS)):
@@ -105,14 +105,15 @@ def _scan_fwd_kernel(
             mask = (first + k < T) & mask_h
             hidden = _load(combined + k * 3 * H, mask, MASKED)
             z = _sigmoid(_load(combined + (k * 3 * H + H), mask, MASKED), APPROX)
-            ps = ps + (_sigmoid(_load(combined + (k * 3 * H + 2 * H), mask, MASKED), APPROX),)
-            xs = xs + (_load(x_ptr + row * H + offs_h + k * H, mask, MASKED),)
+            ps += (_sigmoid(_load(combined + (k * 3 * H + 2 * H), mask, MASKED), APPROX),)
+            xs += (_load(x_ptr + row * H + offs_h + k * H, mask, MASKED),)
             decay, gain = 1.0 - z, z * _candidate(hidden, APPROX)[0]
             if not EVEN_T:  # a step past the end is h = 1 h + -0, which keeps the sign of a zero too
                 decay, gain = tl.where(first + k < T, decay, 1.0), tl.where(first + k < T, gain, -0.0)
-            decays, gains = decays + (decay,), gains + (gain,)
+            decays += (decay,)
+            gains += (gain,)
             if RESET:
-                keeps = keeps + (_keep(reset_ptr + row + k, first + k < T, not EVEN_T),)
+                keeps += (_keep(reset_ptr + row + k, first + k < T, not EVEN_T),)
         start = tl.broadcast_to(carry, [SEGMENTS, BLOCK_H])
         for s in tl.static_range(SEGMENTS - 1):
             h = start
@@ -148,52 +149,70 @@ def _scan_bwd_tiled_kernel(
     dcombined_ptr,
     dstate_ptr,
     dx_ptr,
+    slopes_ptr,
+    adds_ptr,
     T,
+    n_chunks,
+    tiles_per_chunk,
     H: tl.constexpr,
     STEPS: tl.constexpr,
     SEGMENTS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     RESET: tl.constexpr,
     EVEN_T: tl.constexpr,
+    MASKED: tl.constexpr,
     APPROX: tl.constexpr,
 ):
-    b = tl.program_id(1).to(tl.int64)
-    offs_h = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :]
+    b = (tl.program_id(0) // tl.cdiv(H, BLOCK_H)).to(tl.int64)
+    offs_h = tl.program_id(0) % tl.cdiv(H, BLOCK_H) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :]
     offs_s = tl.arange(0, SEGMENTS)[:, None]
     mask_h = offs_h < H
-    MASKED: tl.constexpr = not EVEN_T or H % BLOCK_H != 0
     n_tiles = tl.cdiv(T, SEGMENTS * STEPS)
 
     carry = tl.load(dnext_state_ptr + b * H + offs_h, mask=mask_h, other=0.0)  # [1, BLOCK_H]
-    for back in range(n_tiles):
-        segment = (n_tiles - 1 - back) * SEGMENTS + offs_s
+    chunk = tl.program_id(1)
+    end = tl.minimum((chunk + 1) * tiles_per_chunk, n_tiles)
+    for back in range(n_chunks - 1 - chunk):
+        at = (b * n_chunks + n_chunks - 1 - back) * H + offs_h
+        slope = tl.load(slopes_ptr + at, mask=mask_h, other=1.0)
+        carry = tl.fma(slope, carry, tl.load(adds_ptr + at, mask=mask_h, other=0.0))
+    for back in range(end - chunk * tiles_per_chunk):
+        segment = (end - 1 - back) * SEGMENTS + offs_s
         first = segment * STEPS
         row = b * T + first
         combined = combined_ptr + row * (3 * H) + offs_h
         dcombined = dcombined_ptr + row * (3 * H) + offs_h
         h = _load(checkpoints_ptr + (b * tl.cdiv(T, STEPS) + segment) * H + offs_h, (first < T) & mask_h, MASKED)
+        # Every load stands before the first store, which it could not be moved across.
+        hiddens, gates, projs, xs, gs, keeps = (), (), (), (), (), ()
+        for k in tl.static_range(STEPS):
+            mask = (first + k < T) & mask_h
+            hiddens += (_load(combined + k * 3 * H, mask, MASKED),)
+            gates += (_load(combined + (k * 3 * H + H), mask, MASKED),)
+            projs += (_load(combined + (k * 3 * H + 2 * H), mask, MASKED),)
+            xs += (_load(x_ptr + row * H + offs_h + k * H, mask, MASKED),)
+            gs += (_load(dout_ptr + row * H + offs_h + k * H, mask, MASKED),)
+            if RESET:
+                keeps += (_keep(reset_ptr + row + k, first + k < T, not EVEN_T),)
         # Four numbers of each step are kept: with total = dh + into, dhidden = total to_hidden, dgate = total to_gate,
         # and the step before gets dh = total decay.
         intos, decays, to_hiddens, to_gates = (), (), (), ()
         for k in tl.static_range(STEPS):
             mask = (first + k < T) & mask_h
-            hidden = _load(combined + k * 3 * H, mask, MASKED)
-            z = _sigmoid(_load(combined + (k * 3 * H + H), mask, MASKED), APPROX)
-            p = _sigmoid(_load(combined + (k * 3 * H + 2 * H), mask, MASKED), APPROX)
-            x = _load(x_ptr + row * H + offs_h + k * H, mask, MASKED)
-            g = _load(dout_ptr + row * H + offs_h + k * H, mask, MASKED)
-            c, slope = _candidate(hidden, APPROX)
+            z, p, g = _sigmoid(gates[k], APPROX), _sigmoid(projs[k], APPROX), gs[k]
+            c, slope = _candidate(hiddens[k], APPROX)
             decay, into = 1.0 - z, g * p
             pass_on = decay
             if RESET:
-                keep = _keep(reset_ptr + row + k, first + k < T, not EVEN_T)
-                h, pass_on = _mask_bits(h, keep), _mask_bits(decay, keep)
-            to_gates, to_hiddens = to_gates + ((c - h) * (z * decay),), to_hiddens + (z * slope,)
+                h, pass_on = _mask_bits(h, keeps[k]), _mask_bits(decay, keeps[k])
+            to_gates += ((c - h) * (z * decay),)
+            to_hiddens += (z * slope,)
             h = tl.fma(decay, h, z * c)
             if not EVEN_T:  # a step past the end is dh = (dh + -0) 1
                 pass_on, into = tl.where(first + k < T, pass_on, 1.0), tl.where(first + k < T, into, -0.0)
-            decays, intos = decays + (pass_on,), intos + (into,)
-            _store(dcombined + (k * 3 * H + 2 * H), g * (h - x) * (p * (1.0 - p)), mask, MASKED)
+            decays += (pass_on,)
+            intos += (into,)
+            _store(dcombined + (k * 3 * H + 2 * H), g * (h - xs[k]) * (p * (1.0 - p)), mask, MASKED)
             _store(dx_ptr + row * H + offs_h + k * H, g * (1.0 - p), mask, MASKED)
         start = tl.broadcast_to(carry, [SEGMENTS, BLOCK_H])
         for s in tl.static_range(SEGMENTS - 1, 0, -1):
@@ -211,7 +230,52 @@ def _scan_bwd_tiled_kernel(
         carry = dh
         if SEGMENTS > 1:
             carry = _row(dh, offs_s, 0)
-    tl.store(dstate_ptr + b * H + offs_h, carry, mask=mask_h)
+    if chunk == 0:
+        tl.store(dstate_ptr + b * H + offs_h, carry, mask=mask_h)
+
+
+@triton.jit
+def _summary_kernel(
+    dout_ptr,
+    combined_ptr,
+    reset_ptr,
+    slopes_ptr,
+    adds_ptr,
+    T,
+    n_chunks,
+    steps_per_chunk,
+    H: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    RESET: tl.constexpr,
+    APPROX: tl.constexpr,
+):
+    """What a chunk of time makes of the dh that enters at its end: slope dh + add at its start."""
+    b = (tl.program_id(0) // tl.cdiv(H, BLOCK_H)).to(tl.int64)
+    chunk = tl.program_id(1) + 1  # nothing is before chunk 0
+    offs_h = tl.program_id(0) % tl.cdiv(H, BLOCK_H) * BLOCK_H + tl.arange(0, BLOCK_H)
+    mask_h = offs_h < H
+    begin, end = chunk * steps_per_chunk, tl.minimum((chunk + 1) * steps_per_chunk, T)
+    slope, dh = tl.full([BLOCK_H], 1.0, tl.float32), tl.zeros([BLOCK_H], tl.float32)
+    for back in range(tl.cdiv(end - begin, STEPS)):
+        decays, intos = (), ()
+        for k in tl.static_range(STEPS):
+            t = end - 1 - back * STEPS - k + tl.zeros([1], tl.int32)  # [1], so that it broadcasts like a tile
+            mask = mask_h & (t >= begin)
+            row = b * T + t
+            z = _sigmoid(_load(combined_ptr + row * 3 * H + H + offs_h, mask, True), APPROX)
+            p = _sigmoid(_load(combined_ptr + row * 3 * H + 2 * H + offs_h, mask, True), APPROX)
+            intos += (_load(dout_ptr + row * H + offs_h, mask, True) * p,)
+            decay = 1.0 - z
+            if RESET:
+                decay = _mask_bits(decay, _keep(reset_ptr + row, t >= begin, True))
+            decays += (tl.where(mask, decay, 1.0),)
+        for k in tl.static_range(STEPS):
+            dh = (dh + intos[k]) * decays[k]
+            slope = slope * decays[k]
+    at = (b * n_chunks + chunk) * H + offs_h
+    tl.store(slopes_ptr + at, slope, mask=mask_h)
+    tl.store(adds_ptr + at, dh, mask=mask_h)
 
 
 @triton.jit
@@ -227,17 +291,17 @@ def _scan_bwd_serial_kernel(
     dstate_ptr,
     dx_ptr,
     T,
+    n_checkpoints,
     H: tl.constexpr,
-    N_CHECKPOINTS,
     BLOCK_H: tl.constexpr,
     RESET: tl.constexpr,
     APPROX: tl.constexpr,
 ):
     """The definition: a lane walks its channel's T steps forwards, writing every state down, and then backwards."""
-    b = tl.program_id(1).to(tl.int64)
-    offs_h = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    b = (tl.program_id(0) // tl.cdiv(H, BLOCK_H)).to(tl.int64)
+    offs_h = tl.program_id(0) % tl.cdiv(H, BLOCK_H) * BLOCK_H + tl.arange(0, BLOCK_H)
     mask = offs_h < H
-    h = tl.load(checkpoints_ptr + b * N_CHECKPOINTS * H + offs_h, mask=mask, other=0.0)
+    h = tl.load(checkpoints_ptr + b * n_checkpoints * H + offs_h, mask=mask, other=0.0)
     for t in range(T):
         row = b * T + t
         hidden = _load(combined_ptr + row * 3 * H + offs_h, mask, True)
@@ -319,12 +383,23 @@ def _prepare(tensors: tuple[Tensor, ...], reset: Tensor | None) -> tuple[list[Te
     return kept, kept[0] if reset is None else reset.contiguous().view(torch.uint8)
 
 
+def _shape_flags(horizon: int, h: int, config: dict[str, int]) -> dict[str, bool]:
+    even = horizon % (CHECKPOINT * config["SEGMENTS"]) == 0
+    return {"EVEN_T": even, "MASKED": not even or h % config["BLOCK_H"] != 0}
+
+
 def _forward_config(b: int, horizon: int, h: int) -> dict[str, int]:
     return {"SEGMENTS": 4, "BLOCK_H": 32, "num_warps": 4}
 
 
 def _backward_config(b: int, horizon: int, h: int) -> dict[str, int]:
     return {"SEGMENTS": 4, "BLOCK_H": 32, "num_warps": 4}
+
+
+def _chunks(b: int, n_tiles: int, h: int) -> int:
+    """How many programs share a row's time in the "fast" backward: enough to fill a GPU, and at most 32."""
+    programs = b * triton.cdiv(h, 32)
+    return max(1, min(32, n_tiles, 512 // programs))
 
 
 def mingru_scan(
@@ -339,14 +414,14 @@ def mingru_scan(
     if x.numel() == 0:
         return out, next_state, checkpoints
     config = _forward_config(b, horizon, h)
-    _scan_fwd_kernel[(triton.cdiv(h, config["BLOCK_H"]), b)](
+    _scan_fwd_kernel[(triton.cdiv(h, config["BLOCK_H"]) * b,)](
         *(combined, state, x, flags, out, next_state, checkpoints),
         T=horizon,
         H=h,
         STEPS=CHECKPOINT,
         RESET=reset is not None,
         SAVE=save,
-        EVEN_T=horizon % (CHECKPOINT * config["SEGMENTS"]) == 0,
+        **_shape_flags(horizon, h, config),
         APPROX=_approx(),
         **config,
         **FUSION,
@@ -390,13 +465,13 @@ def mingru_scan_backward(
         return dcombined, dstate.copy_(dnext_state), dx
     if backward == "serial":
         block = min(128, triton.next_power_of_2(h))
-        _scan_bwd_serial_kernel[(triton.cdiv(h, block), b)](
+        _scan_bwd_serial_kernel[(triton.cdiv(h, block) * b,)](
             *(dout, dnext_state, combined, x, flags, checkpoints),
             torch.empty(b, horizon, h, dtype=dstate.dtype, device=x.device),
             *(dcombined, dstate, dx),
             T=horizon,
+            n_checkpoints=checkpoints.shape[1],
             H=h,
-            N_CHECKPOINTS=checkpoints.shape[1],
             BLOCK_H=block,
             RESET=reset is not None,
             APPROX=_approx(),
@@ -404,15 +479,31 @@ def mingru_scan_backward(
         )
         return dcombined, dstate, dx
     config = _backward_config(b, horizon, h)
-    _scan_bwd_tiled_kernel[(triton.cdiv(h, config["BLOCK_H"]), b)](
-        *(dout, dnext_state, combined, x, flags, checkpoints, dcombined, dstate, dx),
+    n_tiles = triton.cdiv(horizon, CHECKPOINT * config["SEGMENTS"])
+    chunks = _chunks(b, n_tiles, h) if backward == "fast" else 1
+    tiles_per_chunk = triton.cdiv(n_tiles, chunks)
+    chunks = triton.cdiv(n_tiles, tiles_per_chunk)
+    blocks_h = triton.cdiv(h, config["BLOCK_H"])
+    common = {"H": h, "STEPS": CHECKPOINT, "RESET": reset is not None, "APPROX": _approx(), **FUSION}
+    slopes = adds = dstate
+    if chunks > 1:
+        slopes, adds = dstate.new_empty(b, chunks, h), dstate.new_empty(b, chunks, h)
+        _summary_kernel[(blocks_h * b, chunks - 1)](
+            *(dout, combined, flags, slopes, adds),
+            T=horizon,
+            n_chunks=chunks,
+            steps_per_chunk=tiles_per_chunk * config["SEGMENTS"] * CHECKPOINT,
+            BLOCK_H=config["BLOCK_H"],
+            num_warps=max(1, config["BLOCK_H"] // 32),
+            **common,
+        )
+    _scan_bwd_tiled_kernel[(blocks_h * b, chunks)](
+        *(dout, dnext_state, combined, x, flags, checkpoints, dcombined, dstate, dx, slopes, adds),
         T=horizon,
-        H=h,
-        STEPS=CHECKPOINT,
-        RESET=reset is not None,
-        EVEN_T=horizon % (CHECKPOINT * config["SEGMENTS"]) == 0,
-        APPROX=_approx(),
+        n_chunks=chunks,
+        tiles_per_chunk=tiles_per_chunk,
+        **_shape_flags(horizon, h, config),
         **config,
-        **FUSION,
+        **common,
     )
     return dcombined, dstate, dx
