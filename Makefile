@@ -10,10 +10,10 @@ train: install  ## learn CartPole on the CPU and evaluate it
 	$(BIN)/sharpwave train ppo --env CartPole-v1 --device cpu --seed $(SEED)
 
 test: install-dev check  ## every test that needs no GPU
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 test-fast: install-dev  ## the tests that take under ten seconds each
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
 
 check: install-dev  ## formatting, lint, types
 	$(BIN)/ruff format --check

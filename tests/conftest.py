@@ -10,6 +10,9 @@ if not HAS_CUDA:
     # Must be set before Triton is first imported: the GPU kernels' own source then runs on CPU tensors.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Small tensors and two test processes on two cores: more threads would only wait for each other.
+torch.set_num_threads(1)
+
 
 def pytest_addoption(parser):
     parser.addoption("--require-gpu", action="store_true", help="GPU tests that cannot run are errors, not skips")

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from sharpwave import envs
 from sharpwave.algos.ppo_config import PPOConfig
@@ -205,7 +206,7 @@ class PPO:
                 s.mask[:, t] = self.mask
 
             step = self.env.step(self.policy.actions.to_env(sample.action))
-            s.reward[:, t] = self._clip(step.reward)
+            s.reward[:, t] = self._scale(step.reward)
             s.terminated[:, t] = step.terminated
             s.truncated[:, t] = step.truncated
             if s.valid is not None and step.valid is not None:
@@ -277,8 +278,9 @@ class PPO:
         """Where the recurrent state is zeroed before obs_t."""
         return None if self.config.puffer_compat and t > 0 else self.begins
 
-    def _clip(self, reward: Tensor) -> Tensor:
+    def _scale(self, reward: Tensor) -> Tensor:
         limit = 1.0 if self.config.puffer_compat else self.config.reward_clip
+        reward = reward * self.config.reward_scale
         return reward if limit is None else reward.clamp(-limit, limit)
 
     def _bootstrap(self, t: int, step: Step, state: Tensor) -> None:
@@ -378,8 +380,8 @@ class PPO:
         return self.timer.take()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on; valid between epochs."""
-        return {
+        """Everything that the rest of the run depends on, copied; taken between epochs."""
+        state = {
             "epoch": self.epoch,
             "policy": self.policy.state_dict(),
             "momentum": {n: self.optimizer.state[p]["momentum"] for n, p in self.policy.named_parameters()},
@@ -390,6 +392,7 @@ class PPO:
             "begins": self.begins,
             "episodes": self.episodes.state_dict(),
         }
+        return tree_map_only(Tensor, torch.clone, state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`'s value, copied. Where the environment cannot continue, new episodes begin."""

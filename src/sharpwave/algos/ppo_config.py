@@ -49,8 +49,11 @@ class PPOConfig(RunConfig):
     """Largest importance ratio on a step's temporal difference (V-trace's rho bar)."""
     c_clip: float = 1.0
     """Largest importance ratio on what follows a step (V-trace's c bar)."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this before training: returns of order 1 suit vf_coef and vf_clip. Logs show them as
+    they are."""
     reward_clip: float | None = None
-    """Clamp rewards to [-reward_clip, reward_clip] before training; none takes them as they are."""
+    """Clamp scaled rewards to [-reward_clip, reward_clip]; none takes them as they are."""
 
     clip: float = 0.2
     """Epsilon of the clipped surrogate (Schulman et al. 2017)."""
@@ -116,7 +119,7 @@ class PPOConfig(RunConfig):
             require(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
         require(0 <= self.seed < 2**63, "seed", "in [0, 2^63)")
         require(self.layers >= 0, "layers", "at least 0")
-        for name in ("lr", "replay_ratio", "max_grad_norm", "rho_clip", "c_clip", "clip", "vf_clip"):
+        for name in ("lr", "replay_ratio", "max_grad_norm", "reward_scale", "rho_clip", "c_clip", "clip", "vf_clip"):
             require(0 < getattr(self, name) < float("inf"), name, "above 0 and finite")
         for name in ("vf_coef", "ent_coef", "alpha"):
             require(0 <= getattr(self, name) < float("inf"), name, "at least 0 and finite")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 256  # rows summed by one thread, whatever the number of threads
+SMALL = 1 << 14  # below this many logits or means, waking the threads costs more than it saves
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -59,111 +60,131 @@ def _row(logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip,
     return ratio, d_logprob, d_value
 
 
-@numba.njit(cache=True, parallel=True, error_model="numpy")
-def _categorical(
-    logits, offsets, mask, has_mask, value, action, old_logprob, old_value, advantage, weight, valid,
+@numba.njit(error_model="numpy")
+def _categorical_chunk(
+    chunk, moments, logits, offsets, mask, has_mask, value, action, old_logprob, old_value, advantage, weight, valid,
     clip, vf_clip, vf_coef, ent_coef, ratio_out, d_logits, d_value, partial,
 ):  # fmt: skip
     n_rows, width = logits.shape
     heads = offsets.shape[0] - 1
-    mean, std, count = _moments(advantage, valid)
-    for chunk in numba.prange(partial.shape[0]):
-        sums = np.zeros(6)
-        logp = np.empty(width)
-        prob = np.empty(width)
-        head_entropy = np.empty(heads)
-        for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, n_rows)):
-            logprob = 0.0
-            for h in range(heads):
-                lo, hi = offsets[h], offsets[h + 1]
-                any_legal = not has_mask
-                if has_mask:
-                    for k in range(lo, hi):
-                        any_legal |= mask[i, k]
-                top = -np.inf
+    mean, std, count = moments
+    sums = np.zeros(6)
+    logp = np.empty(width)
+    prob = np.empty(width)
+    head_entropy = np.empty(heads)
+    for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, n_rows)):
+        logprob = 0.0
+        for h in range(heads):
+            lo, hi = offsets[h], offsets[h + 1]
+            any_legal = not has_mask
+            if has_mask:
                 for k in range(lo, hi):
-                    legal = not has_mask or mask[i, k] or not any_legal
-                    if legal and not logits[i, k] <= top:
-                        top = np.float64(logits[i, k])
-                total = 0.0
-                for k in range(lo, hi):
-                    legal = not has_mask or mask[i, k] or not any_legal
-                    prob[k] = math.exp(logits[i, k] - top) if legal else 0.0
-                    total += prob[k]
-                log_total = math.log(total)
-                entropy = 0.0
-                for k in range(lo, hi):
-                    legal = not has_mask or mask[i, k] or not any_legal
-                    logp[k] = logits[i, k] - top - log_total if legal else -np.inf
-                    prob[k] /= total
-                    if legal:
-                        entropy -= prob[k] * logp[k]
-                head_entropy[h] = entropy
-                logprob += logp[lo + action[i, h]]
-            a_hat = (advantage[i] - mean) / (std + 1e-8)
-            if not valid[i]:
-                ratio_out[i] = math.exp(logprob - old_logprob[i])
-                d_value[i] = 0.0
-                d_logits[i, :] = 0.0
-                continue
-            ratio, d_logprob, d_v = _row(
-                logprob, np.float64(value[i]), old_logprob[i], np.float64(old_value[i]), np.float64(advantage[i]),
-                a_hat, weight[i], clip, vf_clip, sums,
-            )  # fmt: skip
-            ratio_out[i] = ratio
-            d_value[i] = vf_coef * d_v / count
-            for h in range(heads):
-                lo, hi = offsets[h], offsets[h + 1]
-                sums[2] += head_entropy[h]
-                for k in range(lo, hi):
-                    legal = not has_mask or logp[k] > -np.inf
-                    d = 0.0
-                    if legal:
-                        d = -d_logprob * prob[k] + ent_coef * prob[k] * (logp[k] + head_entropy[h])
-                    if k == lo + action[i, h]:
-                        d += d_logprob
-                    d_logits[i, k] = d / count
-        partial[chunk, :] = sums
-    return count
+                    any_legal |= mask[i, k]
+            top = -np.inf
+            for k in range(lo, hi):
+                legal = not has_mask or mask[i, k] or not any_legal
+                if legal and not logits[i, k] <= top:
+                    top = np.float64(logits[i, k])
+            total = 0.0
+            for k in range(lo, hi):
+                legal = not has_mask or mask[i, k] or not any_legal
+                prob[k] = math.exp(logits[i, k] - top) if legal else 0.0
+                total += prob[k]
+            log_total = math.log(total)
+            entropy = 0.0
+            for k in range(lo, hi):
+                legal = not has_mask or mask[i, k] or not any_legal
+                logp[k] = logits[i, k] - top - log_total if legal else -np.inf
+                prob[k] /= total
+                if legal:
+                    entropy -= prob[k] * logp[k]
+            head_entropy[h] = entropy
+            logprob += logp[lo + action[i, h]]
+        a_hat = (advantage[i] - mean) / (std + 1e-8)
+        if not valid[i]:
+            ratio_out[i] = math.exp(logprob - old_logprob[i])
+            d_value[i] = 0.0
+            d_logits[i, :] = 0.0
+            continue
+        ratio, d_logprob, d_v = _row(
+            logprob, np.float64(value[i]), old_logprob[i], np.float64(old_value[i]), np.float64(advantage[i]),
+            a_hat, weight[i], clip, vf_clip, sums,
+        )  # fmt: skip
+        ratio_out[i] = ratio
+        d_value[i] = vf_coef * d_v / count
+        for h in range(heads):
+            lo, hi = offsets[h], offsets[h + 1]
+            sums[2] += head_entropy[h]
+            for k in range(lo, hi):
+                legal = not has_mask or logp[k] > -np.inf
+                d = 0.0
+                if legal:
+                    d = -d_logprob * prob[k] + ent_coef * prob[k] * (logp[k] + head_entropy[h])
+                if k == lo + action[i, h]:
+                    d += d_logprob
+                d_logits[i, k] = d / count
+    partial[chunk, :] = sums
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _categorical(moments, args, partial):
+    for chunk in range(partial.shape[0]):
+        _categorical_chunk(chunk, moments, *args, partial)
 
 
 @numba.njit(cache=True, parallel=True, error_model="numpy")
-def _gaussian(
-    mean_, log_std, value, action, old_logprob, old_value, advantage, weight, valid,
+def _categorical_parallel(moments, args, partial):
+    for chunk in numba.prange(partial.shape[0]):
+        _categorical_chunk(chunk, moments, *args, partial)
+
+
+@numba.njit(error_model="numpy")
+def _gaussian_chunk(
+    chunk, moments, mean_, log_std, value, action, old_logprob, old_value, advantage, weight, valid,
     clip, vf_clip, vf_coef, ent_coef, ratio_out, d_mean, d_log_std, d_value, partial,
 ):  # fmt: skip
     n_rows, dim = mean_.shape
-    a_mean, a_std, count = _moments(advantage, valid)
+    a_mean, a_std, count = moments
+    sums = np.zeros(6)
+    for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, n_rows)):
+        logprob = 0.0
+        entropy = 0.0
+        for k in range(dim):
+            z = (np.float64(action[i, k]) - mean_[i, k]) * math.exp(-log_std[i, k])
+            logprob += -0.5 * z * z - log_std[i, k] - 0.5 * _LOG_2PI
+            entropy += log_std[i, k] + 0.5 * (_LOG_2PI + 1.0)
+        if not valid[i]:
+            ratio_out[i] = math.exp(logprob - old_logprob[i])
+            d_value[i] = 0.0
+            d_mean[i, :] = 0.0
+            d_log_std[i, :] = 0.0
+            continue
+        a_hat = (advantage[i] - a_mean) / (a_std + 1e-8)
+        ratio, d_logprob, d_v = _row(
+            logprob, np.float64(value[i]), old_logprob[i], np.float64(old_value[i]), np.float64(advantage[i]),
+            a_hat, weight[i], clip, vf_clip, sums,
+        )  # fmt: skip
+        ratio_out[i] = ratio
+        d_value[i] = vf_coef * d_v / count
+        sums[2] += entropy
+        for k in range(dim):
+            inv_std = math.exp(-log_std[i, k])
+            z = (np.float64(action[i, k]) - mean_[i, k]) * inv_std
+            d_mean[i, k] = d_logprob * z * inv_std / count
+            d_log_std[i, k] = (d_logprob * (z * z - 1.0) - ent_coef) / count
+    partial[chunk, :] = sums
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _gaussian(moments, args, partial):
+    for chunk in range(partial.shape[0]):
+        _gaussian_chunk(chunk, moments, *args, partial)
+
+
+@numba.njit(cache=True, parallel=True, error_model="numpy")
+def _gaussian_parallel(moments, args, partial):
     for chunk in numba.prange(partial.shape[0]):
-        sums = np.zeros(6)
-        for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, n_rows)):
-            logprob = 0.0
-            entropy = 0.0
-            for k in range(dim):
-                z = (np.float64(action[i, k]) - mean_[i, k]) * math.exp(-log_std[i, k])
-                logprob += -0.5 * z * z - log_std[i, k] - 0.5 * _LOG_2PI
-                entropy += log_std[i, k] + 0.5 * (_LOG_2PI + 1.0)
-            if not valid[i]:
-                ratio_out[i] = math.exp(logprob - old_logprob[i])
-                d_value[i] = 0.0
-                d_mean[i, :] = 0.0
-                d_log_std[i, :] = 0.0
-                continue
-            a_hat = (advantage[i] - a_mean) / (a_std + 1e-8)
-            ratio, d_logprob, d_v = _row(
-                logprob, np.float64(value[i]), old_logprob[i], np.float64(old_value[i]), np.float64(advantage[i]),
-                a_hat, weight[i], clip, vf_clip, sums,
-            )  # fmt: skip
-            ratio_out[i] = ratio
-            d_value[i] = vf_coef * d_v / count
-            sums[2] += entropy
-            for k in range(dim):
-                inv_std = math.exp(-log_std[i, k])
-                z = (np.float64(action[i, k]) - mean_[i, k]) * inv_std
-                d_mean[i, k] = d_logprob * z * inv_std / count
-                d_log_std[i, k] = (d_logprob * (z * z - 1.0) - ent_coef) / count
-        partial[chunk, :] = sums
-    return count
+        _gaussian_chunk(chunk, moments, *args, partial)
 
 
 def _rows(value: Tensor, *rest: Tensor) -> list[np.ndarray]:
@@ -195,11 +216,14 @@ def categorical(
     ratio, d_logits, d_value = np.empty_like(v), np.empty_like(x), np.empty_like(v)
     partial = np.empty((-(-n // CHUNK), 6))
     ent = float(ent_coef)
-    count = _categorical(
-        x, offsets, legal, mask is not None, v, action.contiguous().numpy(), lp, ov, adv, w, _valid(valid, n),
-        clip, vf_clip, vf_coef, ent, ratio, d_logits, d_value, partial,
+    rows_valid = _valid(valid, n)
+    moments = _moments(adv, rows_valid)
+    args = (
+        x, offsets, legal, mask is not None, v, action.contiguous().numpy(), lp, ov, adv, w, rows_valid,
+        clip, vf_clip, vf_coef, ent, ratio, d_logits, d_value,
     )  # fmt: skip
-    loss, stats = _finish(partial, count, ent, vf_coef)
+    (_categorical if x.size < SMALL else _categorical_parallel)(moments, args, partial)
+    loss, stats = _finish(partial, moments[2], ent, vf_coef)
     return (
         loss,
         torch.from_numpy(ratio),
@@ -220,11 +244,13 @@ def gaussian(
     ratio, d_mean, d_log_std, d_value = (np.empty_like(x) for x in (v, m, m, v))
     partial = np.empty((-(-n // CHUNK), 6))
     ent = float(ent_coef)
-    count = _gaussian(
-        m, s, v, a, lp, ov, adv, w, _valid(valid, n), clip, vf_clip, vf_coef, ent,
-        ratio, d_mean, d_log_std, d_value, partial,
+    rows_valid = _valid(valid, n)
+    moments = _moments(adv, rows_valid)
+    args = (
+        m, s, v, a, lp, ov, adv, w, rows_valid, clip, vf_clip, vf_coef, ent, ratio, d_mean, d_log_std, d_value,
     )  # fmt: skip
-    loss, stats = _finish(partial, count, ent, vf_coef)
+    (_gaussian if m.size < SMALL else _gaussian_parallel)(moments, args, partial)
+    loss, stats = _finish(partial, moments[2], ent, vf_coef)
     grads = (torch.from_numpy(d_mean), torch.from_numpy(d_log_std), torch.from_numpy(d_value))
     inputs = (mean, log_std, value)
     return loss, torch.from_numpy(ratio), stats, *(g.to(x.dtype) for g, x in zip(grads, inputs, strict=True))

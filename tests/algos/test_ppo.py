@@ -1,0 +1,338 @@
+"""The PPO trainer: what it stores, learns and resumes, and what it does with numbers that are not finite."""
+
+import ast
+import dataclasses
+import hashlib
+import inspect
+import math
+
+import pytest
+import torch
+
+from sharpwave.algos import ppo, ppo_config
+from sharpwave.algos.ppo import PPO, PPOConfig, segment_advantage, segment_priority
+from sharpwave.envs.cartpole import CartPole
+from sharpwave.ops.advantage import puff_advantage
+from sharpwave.run.checkpoint import flatten, unflatten
+from sharpwave.run.errors import UserError
+from sharpwave.run.evaluate import evaluate
+from tests.algos.toys import Clock, Masked, Target
+
+SMALL = dict(num_envs=8, horizon=16, minibatch=64, hidden=16, layers=2, total_steps=128 * 40)
+
+
+def trainer(env=None, name="sharpwave/CartPole", **changes):
+    return PPO(PPOConfig(env=name, **(SMALL | dict(device="cpu") | changes)), env)
+
+
+def train(agent):
+    while agent.epoch < agent.num_epochs:
+        agent.train_epoch()
+    return agent
+
+
+def fingerprint(agent):
+    """A hash of everything that a checkpoint holds."""
+    tensors, structure = flatten(agent.state_dict())
+    digest = hashlib.sha256(repr(structure).encode())
+    for name in sorted(tensors):
+        digest.update(tensors[name].reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+class TestRollout:
+    def test_frozen_weights_give_ratio_one_across_resets(self):
+        """Episodes of at most 7 steps in segments of 16: the scan's resets are the rollout's."""
+        agent = trainer(CartPole(8, max_episode_steps=7))
+        for _ in range(5):
+            agent.train_epoch()
+        agent._rollout()
+        s = agent.segments
+        assert s.reset[:, 1:].any(1).all(), "every segment holds a reset inside"
+        out = agent.policy(s.obs, s.state, s.reset)
+        logprob = torch.log_softmax(out.params, -1).gather(2, s.action).squeeze(2)
+        assert ((logprob - s.logprob).exp() - 1).abs().max() <= 1e-5
+        agent._update(first=True)
+        assert (s.ratio - 1).abs().max() <= 1e-5
+        # Without the resets they are not: the test can fail.
+        out = agent.policy(s.obs, s.state, torch.zeros_like(s.reset))
+        logprob = torch.log_softmax(out.params, -1).gather(2, s.action).squeeze(2)
+        assert ((logprob - s.logprob).exp() - 1).abs().max() > 1e-4
+
+    def test_advantages_are_gae_when_ratios_are_one(self):
+        agent = trainer(CartPole(8, max_episode_steps=7))
+        agent._rollout()
+        s = agent.segments
+        config = agent.config
+        got = segment_advantage(s, config)
+        n = (~s.terminated).double()
+        k = (~(s.terminated | s.truncated)).double()
+        v_tp1 = torch.cat([s.value[:, 1:], s.next_value[:, -1:]], 1)
+        v_tp1 = torch.where(s.truncated, s.next_value, v_tp1).double()
+        delta = s.reward.double() + config.gamma * n * v_tp1 - s.value.double()
+        want, a = torch.zeros_like(delta), torch.zeros(8, dtype=torch.float64)
+        for t in reversed(range(16)):
+            a = delta[:, t] + config.gamma * config.gae_lambda * k[:, t] * a
+            want[:, t] = a
+        assert (got - want).abs().max() <= 1e-6 * max(1, want.abs().max())
+
+    def test_truncation_bootstraps_from_the_true_final_observation(self):
+        env = CartPole(8, max_episode_steps=5)
+        agent = trainer(env)
+        agent._rollout()
+        s = agent.segments
+        assert s.truncated.any()
+        i, t = (int(x) for x in s.truncated.nonzero()[0])
+        before = agent.policy(s.obs[i : i + 1, : t + 1], s.state[:, i : i + 1], s.reset[i : i + 1, : t + 1]).state
+        assert s.next_value[i, t] != s.value[i, t + 1]
+        # The next observation is not stored, so it is stepped to again.
+        copy = CartPole(8, max_episode_steps=5)
+        copy.reset(ppo.seeding.stream_seed(0, 0, "env"))
+        for u in range(t + 1):
+            step = copy.step(s.action[:, u, 0])
+        want = agent.policy.step(step.next_obs[i : i + 1], before).value
+        assert s.next_value[i, t].item() == pytest.approx(want.item(), abs=1e-6)
+
+    def test_environments_do_not_meet(self):
+        """Perturbing segment 0's observations leaves the outputs of the others as they were."""
+        agent = trainer()
+        agent._rollout()
+        s = agent.segments
+        first = agent.policy(s.obs, s.state, s.reset)
+        changed = s.obs.clone()
+        changed[0] += 1
+        second = agent.policy(changed, s.state, s.reset)
+        assert torch.equal(first.params[1:], second.params[1:]) and torch.equal(first.value[1:], second.value[1:])
+        assert not torch.equal(first.params[0], second.params[0])
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_masks_and_skipped_steps(self, late):
+        """Illegal choices are never taken (the environment asserts it); skipped steps have no advantage."""
+        agent = train(trainer(Masked(8, late), name="toy/Masked", total_steps=128 * 8))
+        s = agent.segments
+        assert s.mask is not None and s.obs.dtype == torch.uint8
+        assert torch.isfinite(torch.cat([p.flatten() for p in agent.policy.parameters()])).all()
+        if late:
+            assert s.valid is not None and (~s.valid).any()
+            assert (segment_advantage(s, agent.config)[~s.valid] == 0).all()
+            # The step after a skipped one begins an episode.
+            assert torch.equal(s.reset[:, 1:], (s.terminated | s.truncated | ~s.valid)[:, :-1])
+            assert agent.metrics()["episode/length"] == 4
+
+
+class TestLearning:
+    def test_reward_on_a_segments_last_step_only(self):
+        """Episodes as long as the horizon; the last step's action alone is rewarded, at once."""
+        env = Clock(16, length=16, choose_at=15)
+        agent = train(trainer(env, name="toy/Clock", num_envs=16, minibatch=128, total_steps=40_000))
+        assert evaluate(agent, Clock(16, 16, 15), 64, seed=1).mean() >= 0.95
+
+    @pytest.mark.slow
+    def test_choice_rewarded_two_segments_later(self):
+        """The action at step 1 is rewarded at step 128, horizon 64."""
+        env = Clock(32, length=128, choose_at=1)
+        agent = trainer(env, name="toy/Clock", num_envs=32, horizon=64, minibatch=512, total_steps=250_000, hidden=32)
+        train(agent)
+        returns = evaluate(agent, Clock(32, 128, 1), 96, seed=1, deterministic=False)
+        assert returns.mean() > 0.9
+
+    def test_truncated_value_goes_on(self):
+        """Reward 1 for ever, cut after 10 steps, gamma 0.9: V tends to 1 / (1 - 0.9) = 10, not to 6.51."""
+        env = Clock(16, length=10, choose_at=None, truncates=True)
+        agent = trainer(
+            env,
+            name="toy/Clock",
+            num_envs=16,
+            minibatch=128,
+            total_steps=100_000,
+            gamma=0.9,
+            vf_clip=100.0,
+            vf_coef=0.5,
+        )
+        train(agent)
+        assert agent.segments.value.mean().item() == pytest.approx(10, abs=0.3)
+
+    def test_terminated_value_stops(self):
+        """The same with termination: V at the first step tends to (1 - 0.9^10) / (1 - 0.9) = 6.51."""
+        env = Clock(16, length=10, choose_at=None)
+        agent = trainer(
+            env,
+            name="toy/Clock",
+            num_envs=16,
+            minibatch=128,
+            total_steps=100_000,
+            gamma=0.9,
+            vf_clip=100.0,
+            vf_coef=0.5,
+        )
+        train(agent)
+        s = agent.segments
+        assert s.value[s.reset].mean().item() == pytest.approx((1 - 0.9**10) / 0.1, abs=0.5)
+
+    def test_continuous_actions(self):
+        agent = train(
+            trainer(Target(64), name="toy/Target", num_envs=64, minibatch=256, total_steps=150_000, gamma=0.0)
+        )
+        returns = evaluate(agent, Target(64), 256, seed=1)
+        assert returns.mean() > -0.05  # doing nothing: -2/3
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "layers, target, low, high", [(2, "cue", 0.95, 1.0), (0, "cue", 0.22, 0.28), (2, "previous", 0.22, 0.28)]
+    )
+    def test_memory_task(self, layers, target, low, high):
+        """4 cues, delay 8: recurrence learns it; without it, or with the previous episode's cue, chance remains."""
+        kwargs = dict(k=4, delay=8, target=target)
+        agent = PPO(
+            PPOConfig(
+                env="sharpwave/CueRecall",
+                device="cpu",
+                env_kwargs=kwargs,
+                total_steps=200_000,
+                minibatch=1024,
+                layers=layers,
+            )
+        )
+        train(agent)
+        env = type(agent.env)(512, **kwargs)
+        # 8192 episodes: the standard error at chance is 0.005.
+        returns = evaluate(agent, env, 8192, seed=1, deterministic=False)
+        assert low <= returns.mean() <= high
+
+
+class TestResume:
+    @pytest.mark.parametrize("name", ["sharpwave/CartPole", "CartPole-v1", "sharpwave/CueRecall"])
+    def test_twenty_epochs_are_ten_and_ten(self, name):
+        """Weights, optimizer, schedules, streams, counters, environment: bit for bit, through the file format."""
+        changes = dict(total_steps=128 * 20)
+        straight = train(trainer(name=name, **changes))
+        half = trainer(name=name, **changes)
+        for _ in range(10):
+            half.train_epoch()
+        state = unflatten(*flatten(half.state_dict()))
+        half.train_epoch()  # the state must not change with the trainer it was taken from
+        resumed = trainer(name=name, **changes)
+        resumed.load_state_dict(state)
+        assert fingerprint(train(resumed)) == fingerprint(straight)
+
+    def test_same_seed_same_weights(self):
+        assert fingerprint(train(trainer())) == fingerprint(train(trainer()))
+        assert fingerprint(train(trainer())) != fingerprint(train(trainer(seed=1)))
+
+    def test_loading_does_not_alias(self):
+        agent, other = trainer(), trainer(seed=1)
+        state = agent.state_dict()
+        other.load_state_dict(state)
+        before = [t.clone() for t in flatten(state)[0].values()]
+        other.train_epoch()
+        assert all(torch.equal(a, b) for a, b in zip(before, flatten(state)[0].values(), strict=True))
+
+
+class TestFaults:
+    def test_infinite_value_loss_skips_the_step_and_names_it(self):
+        agent = trainer()
+        agent.train_epoch()
+        weights = [p.detach().clone() for p in agent.policy.parameters()]
+        agent._rollout()
+        agent.segments.reward.fill_(3e38)
+        agent.metrics()
+        agent._update(first=True)
+        assert all(torch.equal(p, w) for p, w in zip(agent.policy.parameters(), weights, strict=True))
+        metrics = agent.metrics()
+        assert metrics["fault/skipped_updates"] == 1
+        assert "value_loss" in agent.faults()
+        assert torch.isfinite(agent.segments.value).all()
+        agent.train_epoch()
+        assert agent.metrics()["fault/skipped_updates"] == 0 and agent.faults() == []
+
+    def test_bad_priorities_are_counted_and_not_drawn(self):
+        agent = trainer()
+        agent._rollout()
+        agent.segments.reward[3, 5] = float("nan")
+        agent._update(first=True)
+        metrics = agent.metrics()
+        assert metrics["fault/bad_priorities"] == 1 and metrics["fault/skipped_updates"] == 0
+        assert all(torch.isfinite(p).all() for p in agent.policy.parameters())
+
+    def test_duplicate_draws_write_one_winner(self):
+        """Eight draws from two segments hold duplicates: what is written back is a fixed function of the draw."""
+        runs = []
+        for _ in range(3):
+            agent = trainer(num_envs=2, minibatch=128, replay_ratio=4.0, total_steps=32 * 5)
+            runs.append(fingerprint(train(agent)))
+        assert len(set(runs)) == 1
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        "changes, words",
+        [
+            (dict(gamma=1.5), r"--gamma must be in \[0, 1\]; got 1.5"),
+            (dict(lr=0.0), "--lr must be above 0"),
+            (dict(minibatch=100), "--minibatch must be a multiple of --horizon 16.*use 96 or 112"),
+            (dict(total_steps=100), "--total-steps must be at least one batch of 128"),
+            (dict(minibatch=512), "nothing would be trained"),
+            (dict(num_envs=0), "--num-envs must be at least 1"),
+            (dict(seed=-1), "--seed must be in"),
+            (dict(reward_clip=-1.0), "--reward-clip must be above 0"),
+            (dict(lr=math.nan), "--lr must be above 0"),
+        ],
+    )
+    def test_errors_are_one_line_and_say_what_to_do(self, changes, words):
+        with pytest.raises(UserError, match=words) as caught:
+            trainer(**changes)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_missing_gpu(self):
+        with pytest.raises(UserError, match="use --device cpu"):
+            trainer(device="cuda")
+
+    def test_every_field_is_read(self):
+        """A setting that nothing reads is a lie to the one who sets it."""
+        source = inspect.getsource(ppo) + inspect.getsource(ppo_config.PPOConfig.resolved)
+        source += "".join(
+            inspect.getsource(p.fget) for p in vars(PPOConfig).values() if isinstance(p, property) and p.fget
+        )
+        tree = ast.parse(inspect.cleandoc("if True:\n" + source) if source.startswith(" ") else _unindent(source))
+        read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        loop = {f.name for f in dataclasses.fields(ppo_config.RunConfig)}  # read by sharpwave.run
+        unread = {f.name for f in dataclasses.fields(PPOConfig)} - read - loop
+        assert not unread
+
+
+def _unindent(source):
+    """Methods cut out of a class, made parseable."""
+    lines = source.splitlines()
+    out, shift = [], 0
+    for line in lines:
+        stripped = line.lstrip()
+        if stripped.startswith(("def resolved", "@property")) and line.startswith("    "):
+            shift = 4
+        elif line and not line.startswith(" "):
+            shift = 0
+        out.append(line[shift:] if shift else line)
+    return "\n".join(out)
+
+
+class TestParts:
+    def test_priority(self):
+        advantage = torch.tensor([[1.0, -3.0], [0.0, 0.0]])
+        assert segment_priority(advantage, 0.5).tolist() == [2.0, 0.0]
+        assert segment_priority(advantage, 0.0).tolist() == [1.0, 1.0]
+
+    def test_puffer_compat_gives_the_last_step_no_advantage(self):
+        agent = trainer(puffer_compat=True)
+        agent._rollout()
+        s = agent.segments
+        a = segment_advantage(s, agent.config)
+        assert (a[:, -1] == 0).all()
+        # Its steps are those of T - 1 steps bootstrapped from the last value.
+        ends = s.terminated | s.truncated
+        want = puff_advantage(
+            *(x[:, :-1] for x in (s.value, s.value.roll(-1, 1), s.reward, ends, torch.zeros_like(ends), s.ratio)),
+            gamma=agent.config.gamma,
+            lam=agent.config.gae_lambda,
+        )
+        assert torch.equal(a[:, :-1], want)
+        train(agent)
