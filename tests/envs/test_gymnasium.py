@@ -354,7 +354,7 @@ class TestFaults:
 
     @pytest.mark.filterwarnings("error")
     def test_large_numbers_are_finite(self):
-        """3e38, the square of which is not, in float32."""
+        """3e38, and their sums and squares need not be."""
         env = GymnasiumVector(SyncVectorEnv([partial(Walk, 9, faulty_at=1, fault="3e38")]))
         env.reset(0)
         assert env.step(torch.zeros(1, dtype=torch.int64)).next_obs.max() > 1e38
