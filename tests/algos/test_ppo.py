@@ -32,8 +32,15 @@ def train(agent):
 
 
 def fingerprint(agent):
-    """A hash of everything that a checkpoint holds."""
-    tensors, structure = flatten(agent.state_dict())
+    """A hash of everything that a checkpoint holds, and of what the environments do next."""
+    state = agent.state_dict()
+    del state["env"]
+    generator = torch.Generator().manual_seed(0)
+    for i in range(20):
+        draws = torch.rand(agent.env.num_envs, agent.policy.actions.columns, generator=generator)
+        action = agent.policy.actions.to_env((draws * 2).to(agent.policy.actions.dtype))
+        state[f"step {i}"] = agent.env.step(action)._asdict()
+    tensors, structure = flatten(state)
     digest = hashlib.sha256(repr(structure).encode())
     for name in sorted(tensors):
         digest.update(tensors[name].reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
