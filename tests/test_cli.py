@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numba
 import pytest
+import torch
 
 import sharpwave
 import sharpwave.run
@@ -21,6 +23,7 @@ from sharpwave.run import checkpoint, loop, options, rundir
 from sharpwave.run import config as configs
 from sharpwave.run.errors import UserError
 from tests.run import stub
+from tests.run.threads import restored_threads
 
 LAST_LINE = re.compile(r"mean return -?\d+\.\d, std \d+\.\d, (\d+) episodes")
 SMALL = ["--num-envs", "4", "--horizon", "8", "--minibatch", "16", "--total-steps", "64", "--hidden", "16"]
@@ -31,6 +34,8 @@ TRAIN_STUB = ["train", "stub", "--env", "sharpwave/CartPole", "--eval-episodes",
 def workplace(monkeypatch, tmp_path):
     monkeypatch.setitem(configs.ALGORITHMS, "stub", ("tests.run.stub:StubConfig", "tests.run.stub:Stub"))
     monkeypatch.chdir(tmp_path)
+    with restored_threads():
+        yield
 
 
 def files(folder: Path):
@@ -402,3 +407,12 @@ def test_bad_options_are_one_line(arguments):
     with pytest.raises(UserError) as error:
         options.parse(Sample, arguments.split(), "p")
     assert "\n" not in str(error.value) and not set("│╭─") & set(str(error.value))
+
+
+def test_threads(capfd):
+    assert main([*TRAIN_STUB, "--run-dir", "x"]) == 0
+    assert torch.get_num_threads() == numba.get_num_threads() == 1
+    assert main([*TRAIN_STUB, "--run-dir", "y", "--threads", "2"]) == 0
+    assert torch.get_num_threads() == 2 and numba.get_num_threads() == min(2, numba.config.NUMBA_NUM_THREADS)
+    assert main(["eval", "x", "--episodes", "1"]) == 0  # a run keeps its own
+    assert torch.get_num_threads() == 1

@@ -235,9 +235,10 @@ def _algorithm(args: list[str]) -> tuple[str, list[str]]:
 def _make_trainer(algorithm: str, config: Any) -> Any:
     """The trainer; what its settings and its environment's name and options make impossible is the user's to mend."""
     from sharpwave.run.config import trainer_class
-    from sharpwave.run.info import check_device
+    from sharpwave.run.info import check_device, set_threads
 
     check_device(config.device)
+    set_threads(config.threads)
     try:
         return trainer_class(algorithm)(config)
     except ValueError as error:

@@ -110,7 +110,7 @@ def test_check_turns_value_errors_into_user_errors():
         configs.check(StubConfig(env="E", epochs=0))
 
 
-@pytest.mark.parametrize("name", ["log_interval", "checkpoint_interval", "keep_checkpoints"])
+@pytest.mark.parametrize("name", ["log_interval", "checkpoint_interval", "keep_checkpoints", "threads"])
 def test_run_config_ranges(name):
     with pytest.raises(ValueError, match=f"{name} must be >= 1; got 0"):
         replace(RunConfig(), **{name: 0}).validate()

@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numba
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from sharpwave.algos.ppo import PPO
 from sharpwave.cli import main
 from sharpwave.run import checkpoint, loop, rundir
 from sharpwave.run.log import read_metrics
+from tests.run.threads import restored_threads
 
 EPOCHS, KILLED_IN = 20, 13
 SETTINGS = ["--num-envs", "4", "--horizon", "8", "--minibatch", "16", "--total-steps", str(4 * 8 * EPOCHS)]
@@ -22,8 +22,7 @@ ENVS = ["sharpwave/CartPole", "CartPole-v1"]
 
 # Runs the command given, and kills itself with SIGKILL in the middle of epoch 13, while it learns.
 KILLER = f"""
-import numba, os, signal, sys, torch
-torch.set_num_threads(1); numba.set_num_threads(1)
+import os, signal, sys
 from sharpwave.algos.ppo import PPO
 from sharpwave.cli import main
 update = PPO._update
@@ -40,19 +39,8 @@ def command(env: str, path: Path) -> list[str]:
     return ["train", "ppo", "--env", env, "--run-dir", str(path), *SETTINGS]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """These networks are tiny, and several processes share the cores: threads would mostly wait for each other."""
-    before = torch.get_num_threads(), numba.get_num_threads()
-    torch.set_num_threads(1)
-    numba.set_num_threads(1)
-    yield
-    torch.set_num_threads(before[0])
-    numba.set_num_threads(before[1])
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, one_thread):
+def runs(tmp_path_factory):
     """{env: (a run that was left alone, a run that was killed)}; the processes to be killed run side by side."""
     folder = tmp_path_factory.mktemp("resume")
     paths = {env: (folder / f"whole{i}", folder / f"killed{i}") for i, env in enumerate(ENVS)}
@@ -60,11 +48,12 @@ def runs(tmp_path_factory, one_thread):
         subprocess.Popen([sys.executable, "-c", KILLER, *command(env, path)], stdout=subprocess.DEVNULL)
         for env, (_, path) in paths.items()
     ]
-    for env, (path, _) in paths.items():
-        assert main(command(env, path)) == 0
-    for process in killed:
-        assert process.wait(timeout=120) == -9
-    return paths
+    with restored_threads():
+        for env, (path, _) in paths.items():
+            assert main(command(env, path)) == 0
+        for process in killed:
+            assert process.wait(timeout=120) == -9
+        yield paths
 
 
 def state(path: Path):

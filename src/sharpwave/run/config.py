@@ -40,9 +40,13 @@ class RunConfig:
     eval_episodes: int = 100
     """Episodes played by the greedy policy when training ends (episodes, >= 0; 0 plays none)."""
 
+    threads: int = 1
+    """CPU threads of PyTorch and of the CPU kernels (>= 1). More pay for wide networks on idle cores only: where
+    another process takes one of the cores, every thread waits for the one that lost its own."""
+
     def validate(self) -> None:
         """Raise ValueError, one line, for a value out of range."""
-        for name in ("log_interval", "checkpoint_interval", "keep_checkpoints"):
+        for name in ("log_interval", "checkpoint_interval", "keep_checkpoints", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1; got {getattr(self, name)}")
         if self.eval_episodes < 0:

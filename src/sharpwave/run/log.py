@@ -65,16 +65,15 @@ class RunLog:
 
     def _write_tensorboard(self, step: int, values: Mapping[str, float]) -> None:
         # Imported at the first line and not at start-up: who only resumes, evaluates or fails does not wait for it.
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]
+        from torch.utils.tensorboard import SummaryWriter
 
         if self._tensorboard is None:
-            from torch.utils.tensorboard import SummaryWriter
-
             directory = str(self._run_dir / rundir.TENSORBOARD)
             self._tensorboard = SummaryWriter(directory, purge_step=self._purge_step)
         # One event for all values: an add_scalar each costs ten times as much, 1.5 ms a line.
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
-        self._tensorboard.file_writer.add_summary(summary, step)
+        self._tensorboard.file_writer.add_summary(summary, step)  # ty: ignore[missing-union-attribute]
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
