@@ -59,7 +59,7 @@ class TestRollout:
         out = agent.policy(s.obs, s.state, s.reset)
         logprob = torch.log_softmax(out.params, -1).gather(2, s.action).squeeze(2)
         assert ((logprob - s.logprob).exp() - 1).abs().max() <= 1e-5
-        agent._update(first=True)
+        agent._update()
         assert (s.ratio - 1).abs().max() <= 1e-5
         # Without the resets they are not: the test can fail.
         out = agent.policy(s.obs, s.state, torch.zeros_like(s.reset))
@@ -243,7 +243,7 @@ class TestFaults:
         agent._rollout()
         agent.segments.reward.fill_(3e38)
         agent.metrics()
-        agent._update(first=True)
+        agent._update()
         assert all(torch.equal(p, w) for p, w in zip(agent.policy.parameters(), weights, strict=True))
         metrics = agent.metrics()
         assert metrics["fault/skipped_updates"] == 1
@@ -256,7 +256,7 @@ class TestFaults:
         agent = trainer()
         agent._rollout()
         agent.segments.reward[3, 5] = float("nan")
-        agent._update(first=True)
+        agent._update()
         metrics = agent.metrics()
         assert metrics["fault/bad_priorities"] == 1 and metrics["fault/skipped_updates"] == 0
         assert all(torch.isfinite(p).all() for p in agent.policy.parameters())

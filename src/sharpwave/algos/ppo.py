@@ -34,6 +34,7 @@ from sharpwave.ops.ppo_loss import STATS
 from sharpwave.optim import Muon
 from sharpwave.run import seeding
 from sharpwave.run.errors import UserError
+from sharpwave.run.graphs import Captured
 from sharpwave.run.timing import PhaseTimer
 
 __all__ = ["PPO", "PPOConfig", "Segments", "segment_advantage", "segment_priority"]
@@ -173,10 +174,28 @@ class PPO:
         self.ent_coef = torch.tensor(config.ent_coef, device=self.device)
         self.timer = PhaseTimer(self.device)
         self.episodes = EpisodeStats(config.num_envs, self.device)
+        self._run_update = Captured(self._update, self.device)
+        self._run_rollout = Captured(
+            self._rollout,
+            self.device,
+            [self.generator, *self.env.generators],
+            enabled=self.env.capturable,
+        )
         self._names = [name for name, _ in self.policy.named_parameters()]
         self._faults: list[str] = []
-        self._clear_metrics()
-        self._begin(self.env.reset(seeding.stream_seed(config.seed, rank, "env")))
+
+        def zeros(n: int) -> Tensor:
+            return torch.zeros(n, device=self.device)
+
+        self._updates, self._kept, self._bad_priorities = zeros(1), zeros(1), zeros(1)
+        self._stats, self._variance = zeros(len(STATS) + 1), zeros(2)
+        self._bad_terms, self._bad_gradients = zeros(len(STATS)), zeros(len(self._names))
+        self.state = self.policy.initial_state(config.num_envs)
+        self.begins = torch.ones(config.num_envs, dtype=torch.bool, device=self.device)
+        start = self.env.reset(seeding.stream_seed(config.seed, rank, "env"))
+        self.obs = start.obs.clone()
+        self.mask = None if start.action_mask is None else start.action_mask.clone()
+        self._begin(start)
 
     # ------------------------------------------------------------------ the algorithm
 
@@ -184,9 +203,10 @@ class PPO:
         """One rollout, then `config.updates_per_epoch` updates. Nothing is read back from the device."""
         self._set_schedules()
         with self.timer("rollout"):
-            self._rollout()
-        for i in range(self.config.updates_per_epoch):
-            self._update(first=i == 0)
+            self._run_rollout()
+            self._explained_variance()
+        for _ in range(self.config.updates_per_epoch):
+            self._run_update()
         self.epoch += 1
 
     @torch.no_grad()
@@ -213,14 +233,17 @@ class PPO:
                 s.valid[:, t] = step.valid
             self._bootstrap(t, step, out.state)
             self.episodes.update(step)
-            self.obs, self.mask, self.state, self.begins = step.obs, step.action_mask, out.state, step.begins
+            # In place, so that a captured rollout goes on where the last one stopped.
+            self.obs.copy_(step.obs)
+            self.state.copy_(out.state)
+            self.begins.copy_(step.begins)
+            if self.mask is not None and step.action_mask is not None:
+                self.mask.copy_(step.action_mask)
 
-    def _update(self, first: bool) -> None:
+    def _update(self) -> None:
         config, s = self.config, self.segments
         with self.timer("draw"), torch.no_grad():
             advantage = segment_advantage(s, config)  # a
-            if first:
-                self._explained_variance(advantage)
             priority = segment_priority(advantage, config.alpha)  # b
             index, weight, bad = draw_segments(
                 priority, self.draws, self.draw_seed, self.draw_offset, self.beta
@@ -286,6 +309,8 @@ class PPO:
     def _bootstrap(self, t: int, step: Step, state: Tensor) -> None:
         """Store V(next_obs_t) where `puff_advantage` will read it: at truncations, and at the last step."""
         next_value = self.segments.next_value[:, t]
+        if not self.env.may_truncate and t < self.config.horizon - 1:
+            return
         if t == self.config.horizon - 1 or self.device.type != "cpu":
             # On an accelerator all are computed: looking which are needed would wait for the device.
             with self._autocast():
@@ -309,8 +334,10 @@ class PPO:
         self._bad_gradients += ~norms.isfinite()
         return keep
 
-    def _explained_variance(self, advantage: Tensor) -> None:
+    @torch.no_grad()
+    def _explained_variance(self) -> None:
         """1 - var(R - V) / var(R) of the rollout's values, R = A + V."""
+        advantage = segment_advantage(self.segments, self.config)
         self._variance += torch.stack([advantage.var(), (advantage + self.segments.value).var()])
 
     def _set_schedules(self) -> None:
@@ -323,10 +350,12 @@ class PPO:
 
     def _begin(self, start: Reset) -> None:
         """Stand at the environments' observations, where every episode begins unless it is continued."""
-        self.obs, self.mask = start.obs, start.action_mask
+        self.obs.copy_(start.obs)
+        if self.mask is not None and start.action_mask is not None:
+            self.mask.copy_(start.action_mask)
         if not start.continued:
-            self.state = self.policy.initial_state(self.env.num_envs)
-            self.begins = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.device)
+            self.state.zero_()
+            self.begins.fill_(True)
             self.episodes.forget_running()
 
     # ------------------------------------------------------------------ what others ask for
@@ -403,8 +432,8 @@ class PPO:
         seeding.restore_generators({"actions": self.generator}, state["generators"])
         self.draw_offset.copy_(state["draw_offset"])
         self.episodes.load_state_dict(state["episodes"])
-        self.state = state["state"].to(self.device, copy=True)
-        self.begins = state["begins"].to(self.device, copy=True)
+        self.state.copy_(state["state"])
+        self.begins.copy_(state["begins"])
         self._begin(self.env.load_state_dict(state["env"]))
 
     def close(self) -> None:
@@ -412,12 +441,11 @@ class PPO:
         self.env.close()
 
     def _clear_metrics(self) -> None:
-        def zeros(n: int) -> Tensor:
-            return torch.zeros(n, device=self.device)
-
-        self._updates, self._kept, self._bad_priorities = zeros(1), zeros(1), zeros(1)
-        self._stats, self._variance = zeros(len(STATS) + 1), zeros(2)
-        self._bad_terms, self._bad_gradients = zeros(len(STATS)), zeros(len(self._names))
+        for counter in (
+            *(self._updates, self._kept, self._bad_priorities, self._stats),
+            *(self._variance, self._bad_terms, self._bad_gradients),
+        ):
+            counter.zero_()
 
     def _read_faults(self) -> list[str]:
         terms = [name for name, n in zip(STATS, self._bad_terms.tolist(), strict=True) if n]

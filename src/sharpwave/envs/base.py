@@ -160,10 +160,14 @@ class VectorEnv(ABC):
         observation, action: the spaces.
         capturable: `step` neither synchronises nor branches on values, so that it may be captured in a CUDA graph.
         may_skip: `Step.valid` is given at every step; otherwise it is always None.
+        may_truncate: `Step.truncated` can be true; false saves a trainer the value of `next_obs`.
+        generators: what `step` draws from, to be registered with a CUDA graph that captures it.
     """
 
     capturable: bool = False
     may_skip: bool = False
+    may_truncate: bool = True
+    generators: tuple[torch.Generator, ...] = ()
 
     def __init__(
         self,

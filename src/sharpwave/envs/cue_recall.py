@@ -36,6 +36,8 @@ class CueRecall(TensorEnv):
     Deterministic for a seed, device and N. All N episodes begin and end together; their cues are independent.
     """
 
+    may_truncate = False
+
     def __init__(
         self,
         num_envs: int,

@@ -34,6 +34,7 @@ class TensorEnv(VectorEnv):
     ):
         super().__init__(name, num_envs, device, observation, action)
         self.generator = torch.Generator(self.device)
+        self.generators = (self.generator,)
         self._kept: dict[str, Tensor] = {}
 
     def _keep(self, name: str, tensor: Tensor) -> Tensor:
