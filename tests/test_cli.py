@@ -23,7 +23,6 @@ from sharpwave.run import checkpoint, loop, options, rundir
 from sharpwave.run import config as configs
 from sharpwave.run.errors import UserError
 from tests.run import stub
-from tests.run.threads import restored_threads
 
 LAST_LINE = re.compile(r"mean return -?\d+\.\d, std \d+\.\d, (\d+) episodes")
 SMALL = ["--num-envs", "4", "--horizon", "8", "--minibatch", "16", "--total-steps", "64", "--hidden", "16"]
@@ -34,8 +33,6 @@ TRAIN_STUB = ["train", "stub", "--env", "sharpwave/CartPole", "--eval-episodes",
 def workplace(monkeypatch, tmp_path):
     monkeypatch.setitem(configs.ALGORITHMS, "stub", ("tests.run.stub:StubConfig", "tests.run.stub:Stub"))
     monkeypatch.chdir(tmp_path)
-    with restored_threads():
-        yield
 
 
 def files(folder: Path):
@@ -409,10 +406,21 @@ def test_bad_options_are_one_line(arguments):
     assert "\n" not in str(error.value) and not set("│╭─") & set(str(error.value))
 
 
-def test_threads(capfd):
+def test_a_run_uses_its_threads_and_the_process_goes_on_with_its_own(monkeypatch):
+    seen = []
+    for name in ("train_epoch", "act"):
+        method = getattr(stub.Stub, name)
+
+        def watched(self, *args, name=name, method=method, **options):
+            seen.append((name, torch.get_num_threads(), numba.get_num_threads()))
+            return method(self, *args, **options)
+
+        monkeypatch.setattr(stub.Stub, name, watched)
+    before = torch.get_num_threads(), numba.get_num_threads()
+    most = numba.config.NUMBA_NUM_THREADS
     assert main([*TRAIN_STUB, "--run-dir", "x"]) == 0
-    assert torch.get_num_threads() == numba.get_num_threads() == 1
+    assert set(seen) == {("train_epoch", 1, 1), ("act", 1, 1)}
+    seen.clear()
     assert main([*TRAIN_STUB, "--run-dir", "y", "--threads", "2"]) == 0
-    assert torch.get_num_threads() == 2 and numba.get_num_threads() == min(2, numba.config.NUMBA_NUM_THREADS)
-    assert main(["eval", "x", "--episodes", "1"]) == 0  # a run keeps its own
-    assert torch.get_num_threads() == 1
+    assert set(seen) == {("train_epoch", 2, min(2, most)), ("act", 2, min(2, most))}
+    assert (torch.get_num_threads(), numba.get_num_threads()) == before

@@ -235,10 +235,9 @@ def _algorithm(args: list[str]) -> tuple[str, list[str]]:
 def _make_trainer(algorithm: str, config: Any) -> Any:
     """The trainer; what its settings and its environment's name and options make impossible is the user's to mend."""
     from sharpwave.run.config import trainer_class
-    from sharpwave.run.info import check_device, set_threads
+    from sharpwave.run.info import check_device
 
     check_device(config.device)
-    set_threads(config.threads)
     try:
         return trainer_class(algorithm)(config)
     except ValueError as error:
@@ -282,12 +281,13 @@ def _say_stopping() -> None:
 
 def _play(trainer: Any, episodes: int, seed: int, deterministic: bool) -> str:
     """The line that `train` and `eval` end with."""
-    from sharpwave.run import evaluate
+    from sharpwave.run import evaluate, threads
     from sharpwave.run.seeding import stream_seed
 
     # The trainer's own environments: it is done with them, and another vector may cost processes and memory.
     env_seed = stream_seed(seed, 0, "evaluation")
-    returns = evaluate.evaluate(trainer, trainer.env, episodes, env_seed, deterministic=deterministic)
+    with threads.use(trainer.config.threads):
+        returns = evaluate.evaluate(trainer, trainer.env, episodes, env_seed, deterministic=deterministic)
     trainer.close()
     return evaluate.summary(returns)
 

@@ -11,9 +11,8 @@ import torch
 
 from sharpwave.algos.ppo import PPO
 from sharpwave.cli import main
-from sharpwave.run import checkpoint, loop, rundir
+from sharpwave.run import checkpoint, loop, rundir, threads
 from sharpwave.run.log import read_metrics
-from tests.run.threads import restored_threads
 
 EPOCHS, KILLED_IN = 20, 13
 SETTINGS = ["--num-envs", "4", "--horizon", "8", "--minibatch", "16", "--total-steps", str(4 * 8 * EPOCHS)]
@@ -48,12 +47,11 @@ def runs(tmp_path_factory):
         subprocess.Popen([sys.executable, "-c", KILLER, *command(env, path)], stdout=subprocess.DEVNULL)
         for env, (_, path) in paths.items()
     ]
-    with restored_threads():
-        for env, (path, _) in paths.items():
-            assert main(command(env, path)) == 0
-        for process in killed:
-            assert process.wait(timeout=120) == -9
-        yield paths
+    for env, (path, _) in paths.items():
+        assert main(command(env, path)) == 0
+    for process in killed:
+        assert process.wait(timeout=120) == -9
+    return paths
 
 
 def state(path: Path):
@@ -78,9 +76,10 @@ def what_follows(path: Path):
     trainer = PPO(replace(config, total_steps=2 * config.total_steps))
     loop.restore(trainer, path)
     seen = [trainer.obs.clone()]
-    for _ in range(3):
-        trainer.train_epoch()
-        seen += [trainer.segments.obs.clone(), trainer.segments.logprob.clone()]
+    with threads.use(1):
+        for _ in range(3):
+            trainer.train_epoch()
+            seen += [trainer.segments.obs.clone(), trainer.segments.logprob.clone()]
     trainer.close()
     return [*seen, *trainer.policy.state_dict().values()]
 

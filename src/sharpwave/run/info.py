@@ -4,7 +4,6 @@ import os
 import pkgutil
 import platform
 
-import numba
 import torch
 
 from sharpwave import ops
@@ -48,12 +47,6 @@ def check_device(name: str) -> None:
     except (RuntimeError, AssertionError, ImportError) as error:
         known = ", ".join(["auto", *devices()])
         raise UserError(f"--device {name} cannot be used here; these can: {known} (see sharpwave info)") from error
-
-
-def set_threads(count: int) -> None:
-    """Let PyTorch and the Numba kernels use `count` threads, or as many as Numba was started with."""
-    torch.set_num_threads(count)
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))  # ty: ignore[missing-attribute]
 
 
 def text() -> str:

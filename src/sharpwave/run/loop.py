@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from sharpwave.envs.base import VectorEnv
-from sharpwave.run import checkpoint, rundir
+from sharpwave.run import checkpoint, rundir, threads
 from sharpwave.run.display import Display, Silent
 from sharpwave.run.errors import CheckpointError
 from sharpwave.run.evaluate import Agent
@@ -92,7 +92,7 @@ def run(
     config = trainer.config
     display = display or Silent()
     checkpoints = run_dir / rundir.CHECKPOINTS
-    with rundir.lock(run_dir):
+    with rundir.lock(run_dir), threads.use(config.threads):
         elapsed = restore(trainer, run_dir) if resume else 0.0
         began = time.perf_counter() - elapsed
         with RunLog(run_dir, trainer.global_step if resume else None) as log:
