@@ -11,11 +11,13 @@ from sharpwave import envs
 from sharpwave.envs import Discrete, Observation
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.envs.cue_recall import CueRecall
+from sharpwave.envs.synthetic import Synthetic
 
 NATIVE = {
     "cartpole": lambda device="cpu": CartPole(33, device, max_episode_steps=30),
     "recall": lambda device="cpu": CueRecall(33, device, k=5, delay=3),
     "previous": lambda device="cpu": CueRecall(33, device, k=5, delay=3, target="previous"),
+    "synthetic": lambda device="cpu": Synthetic(33, device, observation_size=7, num_actions=3, length=5, rows=11),
 }
 native = pytest.mark.parametrize("build", NATIVE.values(), ids=NATIVE)
 
@@ -263,3 +265,24 @@ class TestEveryNative:
             action.copy_(fresh)
             graph.replay()
             assert_equal_steps(out, eager.step(fresh))
+
+
+class TestSynthetic:
+    def test_by_hand(self):
+        env = Synthetic(4, observation_size=3, num_actions=2, length=3, rows=10)
+        obs = env.reset(0).obs
+        row = env._row.clone()
+        assert torch.equal(obs, env._table[row])
+        assert env._t.tolist() == [0, 1, 2, 0]
+        action = torch.tensor([0, 1, 0, 1])
+        step = env.step(action)
+        assert step.reward.tolist() == [float(a == r % 2) for a, r in zip(action.tolist(), row.tolist(), strict=True)]
+        assert step.terminated.tolist() == [False, False, True, False]
+        goes_on = ~step.terminated
+        assert torch.equal(env._row[goes_on], ((row + 1 + action) % 10)[goes_on])
+        assert torch.equal(step.obs, env._table[env._row])
+
+    @pytest.mark.parametrize("options", [{"num_actions": 1}, {"rows": 0}, {"length": 0}, {"observation_size": 0}])
+    def test_options(self, options):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            envs.make("sharpwave/Synthetic", 2, **options)

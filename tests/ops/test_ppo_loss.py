@@ -98,7 +98,7 @@ def test_gradcheck_categorical(nvec, masked):
     "nvec, masked, p_invalid",
     [((2,), False, 0.0), ((43,), False, 0.3), ((3, 2), True, 0.0), ((1,), False, 0.0), ((2, 5, 1, 7), True, 0.5)],
 )
-@backends("cpu")
+@backends("cpu", "triton")
 def test_categorical_matches_reference(backend, device, n, nvec, masked, p_invalid):
     inputs = rows(n, device=device, seed=n, p_invalid=p_invalid) | discrete(
         n, nvec, device=device, seed=n, masked=masked
@@ -112,7 +112,7 @@ def test_categorical_matches_reference(backend, device, n, nvec, masked, p_inval
 
 @pytest.mark.parametrize("n, dim", [(1, 1), (300, 3), (65, 8)])
 @pytest.mark.parametrize("shared_std", [True, False])
-@backends("cpu")
+@backends("cpu", "triton")
 def test_gaussian_matches_reference(backend, device, n, dim, shared_std):
     g = torch.Generator().manual_seed(n)
     inputs = rows(n, device=device, p_invalid=0.2 if n > 1 else 0.0)
@@ -136,7 +136,7 @@ def _double(inputs):
     }  # fmt: skip
 
 
-@backends("reference", "cpu")
+@backends("reference", "cpu", "triton")
 def test_many_actions_one_legal(backend, device):
     """1400 actions, one legal, logits of +-1e4: everything is finite and the legal action certain."""
     n, k = 4, 1400
@@ -156,7 +156,7 @@ def test_many_actions_one_legal(backend, device):
     assert stats[STATS.index("entropy")].item() == pytest.approx(0, abs=1e-6)
 
 
-@backends("reference", "cpu")
+@backends("reference", "cpu", "triton")
 def test_ragged_multi_discrete_masks(backend, device):
     """Heads of 3 and 2 actions: masking one head leaves the other's distribution as it was."""
     inputs = rows(1, device=device) | dict(
@@ -169,7 +169,7 @@ def test_ragged_multi_discrete_masks(backend, device):
     assert out.stats[STATS.index("entropy")].item() == pytest.approx(2 * math.log(2), rel=1e-6)
 
 
-@backends("reference", "cpu")
+@backends("reference", "cpu", "triton")
 def test_gradient_scales_with_the_importance_weight(backend, device):
     inputs = rows(16, device=device) | discrete(16, (4,), device=device)
     inputs["ent_coef"] = torch.tensor(0.0, device=device)
@@ -178,7 +178,7 @@ def test_gradient_scales_with_the_importance_weight(backend, device):
     assert torch.allclose(run(ppo_loss_categorical, inputs, ("logits", "value"), backend)[3], 3 * one, rtol=1e-5)
 
 
-@backends("reference", "cpu")
+@backends("reference", "cpu", "triton")
 def test_invalid_rows_change_nothing(backend, device):
     inputs = rows(64, device=device) | discrete(64, (4,), device=device)
     inputs["valid"] = torch.arange(64, device=device) < 40
@@ -197,7 +197,7 @@ def test_invalid_rows_change_nothing(backend, device):
 
 
 @pytest.mark.parametrize("name", ["value", "old_value", "advantage", "logits"])
-@backends("reference", "cpu")
+@backends("reference", "cpu", "triton")
 def test_nan_reaches_the_loss(backend, device, name):
     inputs = rows(300, device=device) | discrete(300, (4,), device=device)
     inputs[name] = inputs[name].clone()

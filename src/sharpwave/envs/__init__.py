@@ -10,6 +10,7 @@ from sharpwave.envs.cartpole import CartPole
 from sharpwave.envs.cue_recall import CueRecall
 from sharpwave.envs.registry import make, names, register
 from sharpwave.envs.stats import EpisodeStats, EpisodeSummary
+from sharpwave.envs.synthetic import Synthetic
 from sharpwave.envs.tensor import TensorEnv
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Observation",
     "Reset",
     "Step",
+    "Synthetic",
     "TensorEnv",
     "VectorEnv",
     "make",

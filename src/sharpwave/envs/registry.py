@@ -14,10 +14,15 @@ import torch
 from sharpwave.envs.base import VectorEnv
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.envs.cue_recall import CueRecall
+from sharpwave.envs.synthetic import Synthetic
 
 Factory = Callable[..., Any]
 
-_factories: dict[str, Factory] = {"sharpwave/CartPole": CartPole, "sharpwave/CueRecall": CueRecall}
+_factories: dict[str, Factory] = {
+    "sharpwave/CartPole": CartPole,
+    "sharpwave/CueRecall": CueRecall,
+    "sharpwave/Synthetic": Synthetic,
+}
 
 
 def register(name: str, factory: Factory) -> None:
@@ -52,7 +57,7 @@ def make(name: str, num_envs: int, device: torch.device | str = "cpu", **options
 
     Args:
         name: one of
-            - a native environment, "sharpwave/CartPole" or "sharpwave/CueRecall", or a name given to `register`;
+            - a native environment, e.g. "sharpwave/CartPole" (`names` lists them), or a name given to `register`;
             - "module:attribute", e.g. "my_module:MyEnv", of what `register` takes as a factory; the module is looked
               for in the working directory, too;
             - a Gymnasium id, e.g. "CartPole-v1", or "module:id".

@@ -1,0 +1,72 @@
+"""An environment of any width that costs next to nothing: for benchmarks of the trainer."""
+
+import torch
+from torch import Tensor
+
+from sharpwave.envs.base import Discrete, Observation, Reset, Step
+from sharpwave.envs.tensor import TensorEnv
+
+
+class Synthetic(TensorEnv):
+    """Observations are rows of a fixed random table; each row has one right action.
+
+        reward = 1 where action = (row mod num_actions), else 0
+        row'   = (row + 1 + action) mod rows, or a random one where the episode of `length` steps ends (terminated)
+
+    Args:
+        num_envs: N.
+        device: any.
+        observation_size: width of an observation, float32.
+        num_actions: at least 2.
+        length: steps of an episode, at least 1. Episodes begin staggered, so that about N / length end in each step.
+        rows: of the table.
+
+    The best mean return is `length`, chance is length / num_actions.
+    """
+
+    may_truncate = False
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        *,
+        observation_size: int = 843,
+        num_actions: int = 43,
+        length: int = 100,
+        rows: int = 1024,
+    ):
+        for name, value, least in (
+            ("observation_size", observation_size, 1),
+            ("num_actions", num_actions, 2),
+            ("length", length, 1),
+            ("rows", rows, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}; got {value}")
+        observation = Observation((observation_size,), torch.float32)
+        super().__init__("sharpwave/Synthetic", num_envs, device, observation, Discrete((num_actions,)))
+        self.num_actions, self.length, self.rows = num_actions, length, rows
+        table = torch.randn(rows, observation_size, generator=torch.Generator().manual_seed(0))
+        self._table = table.to(self.device)
+        self._row = self._keep("row", torch.zeros(num_envs, dtype=torch.int64))
+        self._t = self._keep("t", torch.zeros(num_envs, dtype=torch.int64))
+        self._drawn = torch.zeros_like(self._row)
+
+    def _begin(self) -> None:
+        self._row.random_(0, self.rows, generator=self.generator)
+        torch.remainder(torch.arange(self.num_envs, device=self.device), self.length, out=self._t)
+
+    def _observe(self) -> Reset:
+        return Reset(self._table.index_select(0, self._row))
+
+    def _step(self, action: Tensor) -> Step:
+        reward = (action == self._row % self.num_actions).to(torch.float32)
+        terminated = self._t == self.length - 1
+        self._t.add_(1).masked_fill_(terminated, 0)
+        self._drawn.random_(0, self.rows, generator=self.generator)
+        following = (self._row + 1 + action) % self.rows
+        torch.where(terminated, self._drawn, following, out=self._row)
+        obs = self._table.index_select(0, self._row)
+        # A terminated episode's last observation is never read: its value is 0.
+        return Step(obs, reward, terminated, torch.zeros_like(terminated), obs)

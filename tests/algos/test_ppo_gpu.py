@@ -1,0 +1,112 @@
+"""The PPO trainer on a GPU: captured as eager, no waits, no allocation, and what it learns there."""
+
+import gc
+
+import pytest
+import torch
+
+from sharpwave.algos.ppo import PPO, PPOConfig
+from sharpwave.run.evaluate import evaluate
+from tests.algos.test_ppo import fingerprint, train
+
+pytestmark = pytest.mark.gpu
+
+SMALL = dict(device="cuda", num_envs=64, horizon=16, minibatch=256, hidden=32, total_steps=1024 * 20)
+
+
+def trainer(env="sharpwave/CartPole", captured=True, **changes):
+    agent = PPO(PPOConfig(env=env, **(SMALL | changes)))
+    agent._run_update.enabled &= captured
+    agent._run_rollout.enabled &= captured
+    return agent
+
+
+@pytest.mark.parametrize("env", ["sharpwave/CartPole", "sharpwave/CueRecall"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_captured_equals_eager(env, dtype):
+    captured = train(trainer(env, dtype=dtype))
+    assert captured._run_update.graph is not None and captured._run_rollout.graph is not None
+    assert fingerprint(captured) == fingerprint(train(trainer(env, captured=False, dtype=dtype)))
+
+
+def test_resume_is_exact():
+    straight = train(trainer())
+    half = trainer()
+    for _ in range(10):
+        half.train_epoch()
+    resumed = trainer()
+    resumed.load_state_dict(half.state_dict())
+    assert fingerprint(train(resumed)) == fingerprint(straight)
+
+
+def test_loading_into_a_captured_trainer():
+    """A graph that was captured before goes on from what was loaded."""
+    straight = train(trainer())
+    half = trainer()
+    for _ in range(10):
+        half.train_epoch()
+    other = trainer(seed=1)
+    for _ in range(6):
+        other.train_epoch()
+    other.load_state_dict(half.state_dict())
+    other.draw_seed = half.draw_seed
+    for _ in range(10):
+        half.train_epoch()
+    assert fingerprint(half) == fingerprint(straight)
+
+
+def test_no_wait_and_no_allocation():
+    agent = trainer()
+    for _ in range(4):
+        agent.train_epoch()
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"], torch.cuda.memory_allocated()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            for _ in range(agent.config.updates_per_epoch):
+                agent._run_update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    after = torch.cuda.memory_stats()["allocation.all.allocated"], torch.cuda.memory_allocated()
+    assert after == before
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        agent.train_epoch()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert agent.metrics()["fault/skipped_updates"] == 0
+
+
+def test_infinite_reward_skips_the_step():
+    agent = trainer()
+    for _ in range(4):
+        agent.train_epoch()
+    weights = [p.detach().clone() for p in agent.policy.parameters()]
+    agent.metrics()
+    agent.segments.reward.fill_(3e38)
+    agent._run_update()
+    assert all(torch.equal(p, w) for p, w in zip(agent.policy.parameters(), weights, strict=True))
+    assert agent.metrics()["fault/skipped_updates"] == 1 and agent.faults()
+
+
+def test_learns_cartpole():
+    config = dict(num_envs=1024, horizon=64, minibatch=8192, hidden=128, total_steps=4_000_000)
+    agent = train(trainer(**config, gamma=0.99, reward_scale=0.01))
+    assert evaluate(agent, agent.env, 1024, seed=1).mean() >= 475
+
+
+def test_learns_the_memory_task():
+    agent = PPO(
+        PPOConfig(
+            env="sharpwave/CueRecall",
+            device="cuda",
+            env_kwargs=dict(k=4, delay=30),
+            num_envs=1024,
+            minibatch=8192,
+            total_steps=8_000_000,
+        )
+    )
+    train(agent)
+    assert evaluate(agent, agent.env, 4096, seed=1, deterministic=False).mean() >= 0.95
