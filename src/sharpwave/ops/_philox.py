@@ -28,8 +28,8 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        hi0, lo0 = _multiply(c0, MULTIPLIERS[0])
-        hi1, lo1 = _multiply(c2, MULTIPLIERS[1])
+        hi0, lo0 = multiply_words(c0, MULTIPLIERS[0])
+        hi1, lo1 = multiply_words(c2, MULTIPLIERS[1])
         c0, c1, c2, c3 = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
         k0, k1 = (k0 + WEYL[0]) & MASK32, (k1 + WEYL[1]) & MASK32
     return c0, c1, c2, c3
@@ -53,7 +53,7 @@ def uniform53(w0: Tensor, w1: Tensor) -> Tensor:
     return ((w0 << 21) | (w1 >> 11)).double() * 2.0**-53
 
 
-def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
+def multiply_words(a: Tensor, b: int | Tensor) -> tuple[Tensor, Tensor]:
     """High and low word of the product of 32-bit words; no partial product leaves int64."""
     low, high = a * (b & 0xFFFF), a * (b >> 16)
     return (high + (low >> 16)) >> 16, (((high & 0xFFFF) << 16) + low) & MASK32

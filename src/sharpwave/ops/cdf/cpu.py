@@ -78,7 +78,7 @@ def _draw_segments(weight, seed, offset, beta, eps, bits, ends, index, importanc
     if not largest > 0.0:
         return -1
     _, exponent = math.frexp(largest)
-    scale = 2.0 ** (bits - max(exponent, -125))
+    scale = math.ldexp(1.0, bits - max(exponent, -125))
     total = np.int64(0)
     for i in range(count):
         w = weight[i]

@@ -92,14 +92,8 @@ def segment_bits(count: int) -> int:
 def _multiply_high(w1: Tensor, w0: Tensor, total: Tensor) -> Tensor:
     """floor((w1 2^32 + w0) total / 2^64) for 32-bit words and 0 <= total < 2^62, without leaving int64."""
     t1, t0 = total >> 32, total & _philox.MASK32
-
-    def times(word: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:  # high and low word of a product of 32-bit words
-        high, low = word * (t >> 16), word * (t & 0xFFFF)
-        return (high + (low >> 16)) >> 16, (((high & 0xFFFF) << 16) + low) & _philox.MASK32
-
-    (h00, _), (h01, l01), (h10, l10) = times(w0, t0), times(w0, t1), times(w1, t0)
-    carry = (h00 + l01 + l10) >> 32
-    return w1 * t1 + h01 + h10 + carry
+    (h00, _), (h01, l01), (h10, l10) = (_philox.multiply_words(a, b) for a, b in ((w0, t0), (w0, t1), (w1, t0)))
+    return w1 * t1 + h01 + h10 + ((h00 + l01 + l10) >> 32)
 
 
 def invalid_weights(count: int) -> ValueError:

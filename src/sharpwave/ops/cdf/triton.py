@@ -252,15 +252,18 @@ def _draw_segments_kernel(
         tl.store(importance_ptr + k, importance, mask=k < n)
 
 
-def build_cdf(weights: Tensor, out: Tensor, block: int | None = None, group: int = GROUP) -> None:
-    """Same as `reference.build_cdf`; `block` and `group` are for tests and tuning."""
+def build_cdf(
+    weights: Tensor, out: Tensor, block: int | None = None, group: int = GROUP, warps: int | None = None
+) -> None:
+    """Same as `reference.build_cdf`; `block`, `group` and `warps` are for tests and tuning."""
     n = weights.numel()
     if block is None:
         block = 8192 if n > 1 << 21 else 4096
         if n <= 8192:
             block = max(triton.next_power_of_2(n), 128)
     n_tiles = triton.cdiv(n, block)
-    warps = min(max(block // 512, 1), 16)
+    if warps is None:
+        warps = min(max(block // 512, 1), 16)
     if n_tiles == 1:
         _one_tile_kernel[(1,)](weights, out, n, BLOCK=block, num_warps=warps)
         return

@@ -1,0 +1,490 @@
+"""The sum tree for GPUs: one launch an update, one a draw, whatever the capacity, and nothing ever waits.
+
+Because sums are integers, an update adds the exact change of each leaf to one node a level with atomics, whose order
+cannot show; no level depends on another. Equal indices are settled by comparing every item with the later ones of its
+launch, which costs less than any scratch memory would at the batch sizes of replay; larger batches take several
+launches.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sharpwave.ops._philox_triton import MAX_PROGRAMS, claim_draws, random_bits
+from sharpwave.ops.sumtree import reference
+
+FANOUT = 256
+# Items whose duplicates one launch settles.
+CHUNK = 8192
+
+_MAX_LEAF = tl.constexpr(reference.MAX_LEAF)
+_TO_HIGH = tl.constexpr(2.0 ** (reference.FRACTION_BITS - 32))
+_UNIT = tl.constexpr(2.0**-reference.FRACTION_BITS)
+_INVALID = tl.constexpr(reference.INVALID)
+_OUT_OF_RANGE = tl.constexpr(reference.OUT_OF_RANGE)
+_EMPTY = tl.constexpr(reference.EMPTY)
+_STALE = tl.constexpr(reference.STALE)
+
+
+@triton.jit
+def _digits(leaf):
+    # Exact in float32: a power of two, a floor, and the fraction that is left.
+    scaled = leaf * _TO_HIGH
+    floor = tl.floor(scaled)
+    high = floor.to(tl.int64)
+    low = ((scaled - floor) * 4294967296.0).to(tl.int64)
+    return high, tl.where((leaf > 0.0) & (high == 0) & (low == 0), 1, low)
+
+
+@triton.jit
+def _level_size(capacity, LOG_FANOUT: tl.constexpr, LEVEL: tl.constexpr):
+    """Nodes stored at a level counted from 1 above the leaves; `reference.level_offsets`."""
+    size = (tl.cast(capacity, tl.int64) + ((1 << (LOG_FANOUT * LEVEL)) - 1)) >> (LOG_FANOUT * LEVEL)
+    return ((size + ((1 << LOG_FANOUT) - 1)) >> LOG_FANOUT) << LOG_FANOUT
+
+
+@triton.jit
+def _valid(value):
+    return (value >= 0.0) & (value <= _MAX_LEAF)
+
+
+@triton.jit(do_not_specialize=["n", "capacity"])
+def _update_kernel(
+    leaves_ptr,
+    nodes_ptr,
+    status_ptr,
+    indices_ptr,
+    values_ptr,
+    max_priority_ptr,
+    generation_ptr,
+    generations_ptr,
+    alpha,
+    eps,
+    p_max,
+    n,
+    capacity,
+    FROM_TD: tl.constexpr,
+    GENERATIONS: tl.constexpr,
+    CLAMP: tl.constexpr,
+    LEVELS: tl.constexpr,
+    LOG_FANOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_LATER: tl.constexpr,
+):
+    """Leaves from values, or (FROM_TD) from TD errors; `reference.tree_update` and `tree_update_priorities`."""
+    start = tl.program_id(0) * BLOCK
+    item = start + tl.arange(0, BLOCK)
+    here = item < n
+    index = tl.load(indices_ptr + item, mask=here, other=-1)
+    value = tl.load(values_ptr + item, mask=here, other=0.0).to(tl.float32)
+    in_range = (index >= 0) & (index < capacity)
+    keep = here & in_range
+    stale = keep & False
+    if GENERATIONS:
+        now = tl.load(generations_ptr + index, mask=keep, other=-1)
+        stale = keep & (tl.load(generation_ptr + item, mask=here, other=-1) != now)
+        keep = keep & ~stale
+    if FROM_TD:
+        valid = (tl.abs(value) < float("inf")) | ~keep
+        priority = tl.minimum(tl.abs(value) + eps, p_max)
+        largest = tl.max(tl.where(keep & valid, priority, 0.0), 0)
+        if largest > 0.0:
+            tl.atomic_max(max_priority_ptr, largest, sem="relaxed")
+        if tl.min(valid.to(tl.int32), 0) == 0:
+            # Whatever the other programs have added by now is below this call's largest, so taking that into account
+            # gives the same number at any time.
+            bound = tl.load(max_priority_ptr)
+            for first in range(0, n, BLOCK_LATER):
+                any_item = first + tl.arange(0, BLOCK_LATER)
+                td = tl.load(values_ptr + any_item, mask=any_item < n, other=float("inf")).to(tl.float32)
+                their_index = tl.load(indices_ptr + any_item, mask=any_item < n, other=-1)
+                counts = (tl.abs(td) < float("inf")) & (their_index >= 0) & (their_index < capacity)
+                if GENERATIONS:
+                    given = tl.load(generation_ptr + any_item, mask=counts, other=-1)
+                    counts = counts & (given == tl.load(generations_ptr + their_index, mask=counts, other=-2))
+                theirs = tl.where(counts, tl.minimum(tl.abs(td) + eps, p_max), 0.0)
+                bound = tl.maximum(bound, tl.max(theirs, 0))
+            priority = tl.where(valid, priority, bound)
+        value = tl.minimum(tl.exp2(alpha * tl.log2(priority)), _MAX_LEAF)
+    else:
+        valid = _valid(value)
+        if CLAMP:
+            value = tl.where(value >= 0.0, tl.minimum(value, _MAX_LEAF), 0.0)
+        else:
+            keep = keep & valid
+    old = tl.load(leaves_ptr + index, mask=keep, other=0.0)
+
+    beaten = tl.zeros([BLOCK], tl.int32)
+    for first in range(start, n, BLOCK_LATER):
+        later = first + tl.arange(0, BLOCK_LATER)
+        their_index = tl.load(indices_ptr + later, mask=later < n, other=-1)
+        same = (index[:, None] == their_index[None, :]) & (item[:, None] < later[None, :])  # [BLOCK, BLOCK_LATER]
+        # An item that will not be stored beats nobody.
+        if GENERATIONS:
+            given = tl.load(generation_ptr + later, mask=later < n, other=-1)
+            same = same & (given[None, :] == now[:, None])
+        if not (CLAMP or FROM_TD):
+            theirs = tl.load(values_ptr + later, mask=later < n, other=0.0).to(tl.float32)
+            same = same & _valid(theirs)[None, :]
+        beaten = tl.maximum(beaten, tl.max(same.to(tl.int32), 1))
+    write = keep & (beaten == 0)
+
+    tl.store(leaves_ptr + index, value, mask=write)
+    high, low = _digits(tl.where(write, value, 0.0))
+    old_high, old_low = _digits(old)
+    high -= old_high
+    low -= old_low
+    offset = tl.zeros([], tl.int64)
+    for above in tl.static_range(LEVELS):
+        node = 2 * (offset + (index >> (LOG_FANOUT * (LEVELS - above))))
+        tl.atomic_add(nodes_ptr + node, high, mask=write & (high != 0), sem="relaxed")
+        tl.atomic_add(nodes_ptr + node + 1, low, mask=write & (low != 0), sem="relaxed")
+        offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
+
+    invalid = tl.sum((here & ~valid).to(tl.int64), 0)
+    outside = tl.sum((here & ~in_range).to(tl.int64), 0)
+    if invalid > 0:
+        tl.atomic_add(status_ptr + _INVALID, invalid, sem="relaxed")
+    if outside > 0:
+        tl.atomic_add(status_ptr + _OUT_OF_RANGE, outside, sem="relaxed")
+    if GENERATIONS:
+        dropped = tl.sum(stale.to(tl.int64), 0)
+        if dropped > 0:
+            tl.atomic_add(status_ptr + _STALE, dropped, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["n", "capacity"])
+def _extrema_kernel(
+    leaves_ptr,
+    extrema_ptr,
+    indices_ptr,
+    n,
+    capacity,
+    LEVEL: tl.constexpr,
+    LEVELS: tl.constexpr,
+    LOG_FANOUT: tl.constexpr,
+    EVERY: tl.constexpr,
+):
+    """Recompute one level's nodes above the indices (EVERY: all nodes), from finished nodes below: one a program.
+
+    Programs of equal nodes write equal values.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    offset = tl.zeros([], tl.int64)
+    below = tl.zeros([], tl.int64)
+    for above in tl.static_range(LEVELS):
+        if LEVELS - above > LEVEL:
+            offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
+        if LEVELS - above >= LEVEL:
+            below += _level_size(capacity, LOG_FANOUT, LEVELS - above)
+    lanes = tl.arange(0, 1 << LOG_FANOUT)
+    if EVERY:
+        node = program
+        in_range = True
+    else:
+        index = tl.load(indices_ptr + program)
+        in_range = (index >= 0) & (index < capacity)
+        node = tl.where(in_range, index >> (LOG_FANOUT * LEVEL), 0)
+    children = (node << LOG_FANOUT) + lanes
+    if LEVEL == 1:
+        largest = tl.load(leaves_ptr + children)
+        smallest = tl.where(largest > 0.0, largest, float("inf"))
+    else:
+        smallest = tl.load(extrema_ptr + 2 * (below + children))
+        largest = tl.load(extrema_ptr + 2 * (below + children) + 1)
+    tl.store(extrema_ptr + 2 * (offset + node), tl.min(smallest, 0), mask=in_range)
+    tl.store(extrema_ptr + 2 * (offset + node) + 1, tl.max(largest, 0), mask=in_range)
+
+
+@triton.jit(do_not_specialize=["capacity", "n_nodes"])
+def _rebuild_kernel(
+    leaves_ptr,
+    nodes_ptr,
+    capacity,
+    n_nodes,
+    LEVEL: tl.constexpr,
+    LEVELS: tl.constexpr,
+    LOG_FANOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Sums of one level from the level below, BLOCK nodes a program."""
+    offset = tl.zeros([], tl.int64)
+    below = tl.zeros([], tl.int64)
+    for above in tl.static_range(LEVELS):
+        if LEVELS - above > LEVEL:
+            offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
+        if LEVELS - above >= LEVEL:
+            below += _level_size(capacity, LOG_FANOUT, LEVELS - above)
+    node = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = node < n_nodes
+    children = (node[:, None] << LOG_FANOUT) + tl.arange(0, 1 << LOG_FANOUT)[None, :]  # [BLOCK, FANOUT]
+    if LEVEL == 1:
+        high, low = _digits(tl.load(leaves_ptr + children, mask=here[:, None], other=0.0))
+    else:
+        high = tl.load(nodes_ptr + 2 * (below + children), mask=here[:, None], other=0)
+        low = tl.load(nodes_ptr + 2 * (below + children) + 1, mask=here[:, None], other=0)
+    tl.store(nodes_ptr + 2 * (offset + node), tl.sum(high, 1), mask=here)
+    tl.store(nodes_ptr + 2 * (offset + node) + 1, tl.sum(low, 1), mask=here)
+
+
+@triton.jit
+def _descend(index, rest1, rest0, high, low, LOG_FANOUT: tl.constexpr):
+    """`reference._descend` for [DRAWS] masses over [DRAWS, FANOUT] (or [1, FANOUT]) children."""
+    low_below = tl.cumsum(low, 1)
+    high_below = tl.cumsum(high, 1) + (low_below >> 32)
+    low_below = low_below & 0xFFFFFFFF
+    m1 = rest1[:, None]
+    m0 = rest0[:, None]
+    passed = (high_below < m1) | ((high_below == m1) & (low_below <= m0))
+    child = tl.minimum(tl.sum(passed.to(tl.int64), 1), (1 << LOG_FANOUT) - 1)
+    rest0 -= tl.sum(tl.where(passed, low, 0), 1)
+    rest1 -= tl.sum(tl.where(passed, high, 0), 1)
+    rest1 += rest0 >> 32
+    return (index << LOG_FANOUT) + child, rest1, rest0 & 0xFFFFFFFF
+
+
+@triton.jit(do_not_specialize=["seed", "n", "capacity"])
+def _sample_kernel(
+    leaves_ptr,
+    nodes_ptr,
+    status_ptr,
+    indices_ptr,
+    values_ptr,
+    total_ptr,
+    seed,
+    seed_ptr,
+    offset_ptr,
+    n,
+    capacity,
+    SEED_IN_MEMORY: tl.constexpr,
+    STRATIFIED: tl.constexpr,
+    LEVELS: tl.constexpr,
+    LOG_FANOUT: tl.constexpr,
+    DRAWS: tl.constexpr,
+):
+    FANOUT: tl.constexpr = 1 << LOG_FANOUT
+    lanes = tl.arange(0, FANOUT)
+    top_high = tl.load(nodes_ptr + 2 * lanes)
+    top_low = tl.load(nodes_ptr + 2 * lanes + 1)
+    first = claim_draws(offset_ptr, n, tl.num_programs(0))
+    key = tl.load(seed_ptr) if SEED_IN_MEMORY else seed
+    total0 = tl.sum(top_low, 0)
+    total1 = tl.sum(top_high, 0) + (total0 >> 32)
+    total0 = total0 & 0xFFFFFFFF
+    empty = (total1 | total0) == 0
+    if tl.program_id(0) == 0:
+        value = (total1.to(tl.float64) * 4294967296.0 + total0.to(tl.float64)) * _UNIT
+        tl.store(total_ptr, value)
+        if empty:
+            tl.atomic_add(status_ptr + _EMPTY, 1, sem="relaxed")
+
+    for block in range(tl.program_id(0), tl.cdiv(n, DRAWS), tl.num_programs(0)):
+        k = block * DRAWS + tl.arange(0, DRAWS).to(tl.int64)
+        bits = random_bits(key, first + k)
+        if STRATIFIED:
+            strata = tl.cast(n, tl.uint64)
+            upper = (k.to(tl.uint64) << 32) + (bits >> 32)
+            lower = ((upper % strata) << 32) + (bits & 0xFFFFFFFF)
+            bits = ((upper // strata) << 32) + lower // strata
+        # floor(bits * total / 2^64) in the tree's digits
+        high_total = total1.to(tl.uint64) + tl.zeros([DRAWS], tl.uint64)
+        low_total = total0.to(tl.uint64) + tl.zeros([DRAWS], tl.uint64)
+        product = bits * high_total
+        small = bits * low_total
+        carry = ((product << 32) + small < small).to(tl.uint64)
+        rest0 = ((product >> 32) + tl.umulhi(bits, low_total) + carry).to(tl.int64)
+        rest1 = tl.umulhi(bits, high_total).to(tl.int64) + (rest0 >> 32)
+        rest0 = rest0 & 0xFFFFFFFF
+
+        index = tl.zeros([DRAWS], tl.int64)
+        index, rest1, rest0 = _descend(index, rest1, rest0, top_high[None, :], top_low[None, :], LOG_FANOUT)
+        offset = _level_size(capacity, LOG_FANOUT, LEVELS)
+        for above in tl.static_range(1, LEVELS):
+            node = 2 * (offset + (index[:, None] << LOG_FANOUT) + lanes[None, :])  # [DRAWS, FANOUT]
+            high = tl.load(nodes_ptr + node)
+            low = tl.load(nodes_ptr + node + 1)
+            index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
+            offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
+        children = (index[:, None] << LOG_FANOUT) + lanes[None, :]
+        leaf = tl.load(leaves_ptr + children)
+        high, low = _digits(leaf)
+        index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
+        value = tl.sum(tl.where(children == index[:, None], leaf, 0.0), 1)
+        tl.store(indices_ptr + k, tl.where(empty, 0, index), mask=k < n)
+        tl.store(values_ptr + k, tl.where(empty, 0.0, value), mask=k < n)
+
+
+def tree_update(
+    leaves: Tensor,
+    nodes: Tensor,
+    extrema: Tensor | None,
+    status: Tensor,
+    indices: Tensor,
+    values: Tensor,
+    capacity: int,
+    fanout: int,
+    clamp: bool,
+) -> None:
+    """Same as `reference.tree_update`."""
+    for start in range(0, indices.numel(), CHUNK):
+        where, what = indices[start : start + CHUNK], values[start : start + CHUNK]
+        _launch_update(leaves, nodes, status, where, what, capacity, fanout, clamp)
+    if extrema is not None:
+        _refresh_extrema(leaves, extrema, indices, capacity, fanout)
+
+
+def tree_update_priorities(
+    leaves: Tensor,
+    nodes: Tensor,
+    extrema: Tensor | None,
+    status: Tensor,
+    indices: Tensor,
+    td_error: Tensor,
+    max_priority: Tensor,
+    generation: Tensor | None,
+    generations: Tensor | None,
+    capacity: int,
+    fanout: int,
+    alpha: float,
+    eps: float,
+    p_max: float,
+) -> None:
+    """Same as `reference.tree_update_priorities`; a batch larger than CHUNK counts as several calls in a row."""
+    for start in range(0, indices.numel(), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        given = None if generation is None else generation[chunk]
+        td = (max_priority, given, generations, alpha, eps, p_max)
+        _launch_update(leaves, nodes, status, indices[chunk], td_error[chunk], capacity, fanout, True, *td)
+    if extrema is not None:
+        _refresh_extrema(leaves, extrema, indices, capacity, fanout)
+
+
+def _launch_update(
+    leaves,
+    nodes,
+    status,
+    indices,
+    values,
+    capacity,
+    fanout,
+    clamp,
+    max_priority=None,
+    generation=None,
+    generations=None,
+    alpha=0.0,
+    eps=0.0,
+    p_max=0.0,
+    block=32,
+    later=128,
+    warps=4,
+):
+    levels, log_fanout = _shape(capacity, fanout)
+    n = indices.numel()
+    _update_kernel[(triton.cdiv(n, block),)](
+        leaves,
+        nodes,
+        status,
+        indices,
+        values,
+        max_priority,
+        generation,
+        generations,
+        alpha,
+        eps,
+        p_max,
+        n,
+        capacity,
+        FROM_TD=max_priority is not None,
+        GENERATIONS=generation is not None,
+        CLAMP=clamp,
+        LEVELS=levels,
+        LOG_FANOUT=log_fanout,
+        BLOCK=block,
+        BLOCK_LATER=later,
+        num_warps=warps,
+    )
+
+
+def _refresh_extrema(leaves, extrema, indices, capacity, fanout):
+    levels, log_fanout = _shape(capacity, fanout)
+    n = indices.numel()
+    for level in range(1, levels + 1 if n else 1):
+        _extrema_kernel[(n,)](
+            leaves,
+            extrema,
+            indices,
+            n,
+            capacity,
+            LEVEL=level,
+            LEVELS=levels,
+            LOG_FANOUT=log_fanout,
+            EVERY=False,
+            num_warps=1,
+        )
+
+
+def tree_rebuild(leaves: Tensor, nodes: Tensor, extrema: Tensor | None, capacity: int, fanout: int) -> None:
+    """Same as `reference.tree_rebuild`."""
+    levels, log_fanout = _shape(capacity, fanout)
+    offsets = reference.level_offsets(capacity, fanout)
+    size = leaves.numel()
+    block = max(2048 // fanout, 1)
+    nodes.zero_()
+    if extrema is not None:
+        extrema[:, 0], extrema[:, 1] = torch.inf, 0
+    for level in range(1, levels + 1):
+        size = size // fanout
+        shape = dict(LEVEL=level, LEVELS=levels, LOG_FANOUT=log_fanout)
+        _rebuild_kernel[(triton.cdiv(size, block),)](leaves, nodes, capacity, size, **shape, BLOCK=block)
+        if extrema is not None:
+            _extrema_kernel[(size,)](leaves, extrema, leaves, size, capacity, **shape, EVERY=True, num_warps=1)
+        size = offsets[levels - level + 1] - offsets[levels - level]
+
+
+def tree_sample(
+    leaves: Tensor,
+    nodes: Tensor,
+    status: Tensor,
+    n: int,
+    seed: int | Tensor,
+    offset: Tensor,
+    capacity: int,
+    fanout: int,
+    stratified: bool,
+    draws: int = 4,
+    warps: int = 4,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Same as `reference.tree_sample`, except that an empty tree is flagged, not raised.
+
+    `draws` a program and `warps` are for tuning.
+    """
+    levels, log_fanout = _shape(capacity, fanout)
+    device = leaves.device
+    in_memory = isinstance(seed, Tensor)
+    indices = torch.empty(n, dtype=torch.int64, device=device)
+    values = torch.empty(n, device=device)
+    total = torch.empty((), dtype=torch.float64, device=device)
+    _sample_kernel[(min(triton.cdiv(n, draws), MAX_PROGRAMS),)](
+        leaves,
+        nodes,
+        status,
+        indices,
+        values,
+        total,
+        *((0, seed) if in_memory else (seed, None)),
+        offset,
+        n,
+        capacity,
+        SEED_IN_MEMORY=in_memory,
+        STRATIFIED=stratified,
+        LEVELS=levels,
+        LOG_FANOUT=log_fanout,
+        DRAWS=draws,
+        num_warps=warps,
+    )
+    return indices, values, total
+
+
+def _shape(capacity: int, fanout: int) -> tuple[int, int]:
+    return len(reference.level_offsets(capacity, fanout)) - 1, fanout.bit_length() - 1
