@@ -40,7 +40,7 @@ class StubConfig(RunConfig):
 
 
 class Stub:
-    """After epoch e the walk is the sum of e seeded draws; "walk/last" is the mean of the latest."""
+    """Each epoch moves the walk by a seeded draw; "walk/mean" is over the epochs since the last call of `metrics`."""
 
     def __init__(self, config: StubConfig):
         self.config = config
@@ -50,6 +50,7 @@ class Stub:
         self.policy = torch.nn.Linear(3, 1, bias=False)
         self.walk = self.policy.weight.detach()[0].zero_()
         self.epoch = 0
+        self.since: list[float] = []
         self.closed = False
         self.on_epoch = lambda epoch: None
 
@@ -64,11 +65,13 @@ class Stub:
     def train_epoch(self) -> None:
         self.walk.mul_(0.9).add_(torch.randn(3, generator=self.generator), alpha=self.config.rate)
         self.epoch += 1
+        self.since.append(self.walk.mean().item())
         self.on_epoch(self.epoch)
 
     def metrics(self) -> dict[str, float]:
+        mean, self.since = sum(self.since) / len(self.since), []
         return {
-            "walk/mean": self.walk.mean().item(),
+            "walk/mean": mean,
             "episode/return": float("nan") if self.epoch == 1 else float(self.epoch),
         }
 

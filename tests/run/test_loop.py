@@ -38,8 +38,8 @@ def test_a_whole_run(tmp_path):
     assert loop.run(trainer, path) is True
     assert checkpoint.list_steps(path / "checkpoints") == [0, 30, 60, 70]
     lines = read_metrics(path)
-    assert [x["epoch"] for x in lines] == [2, 4, 6, 7]
-    assert [x["step"] for x in lines] == [20, 40, 60, 70]
+    assert [x["epoch"] for x in lines] == [2, 3, 4, 6, 7]  # every second, and each checkpoint's
+    assert [x["step"] for x in lines] == [20, 30, 40, 60, 70]
     for name in ("walk/mean", "time/elapsed", "time/sps", "time/rollout", "time/update"):
         assert all(name in x for x in lines), name
     assert lines[-1]["time/elapsed"] >= lines[0]["time/elapsed"] > 0
@@ -84,6 +84,21 @@ def test_a_stop_writes_a_checkpoint_of_that_moment(tmp_path):
     assert trainer.epoch == 5 and checkpoint.list_steps(path / "checkpoints") == [0, 50]
     assert loop.run(stub.make(**settings), path, resume=True) is True
     assert_same_run(path_a, path)
+
+
+def test_a_stop_while_a_line_is_written(tmp_path):
+    trainer, path = start(tmp_path / "x", epochs=8, checkpoint_interval=100)
+    stop, metrics = StopRequest(), trainer.metrics
+
+    def interrupted():
+        if trainer.epoch == 3:
+            stop.signal = 2
+        return metrics()
+
+    trainer.metrics = interrupted
+    assert loop.run(trainer, path, stop=stop) is False
+    assert checkpoint.list_steps(path / "checkpoints")[-1] == trainer.global_step
+    assert read_metrics(path)[-1]["step"] == trainer.global_step
 
 
 def test_a_stop_before_the_first_epoch(tmp_path):

@@ -29,7 +29,7 @@ class RunConfig:
     """What the loop around any trainer does; trainers' settings inherit it."""
 
     log_interval: int = 1
-    """Epochs between two lines of metrics.jsonl (epochs, >= 1)."""
+    """Epochs between two lines of metrics.jsonl (epochs, >= 1); each checkpoint has one too."""
 
     checkpoint_interval: int = 20
     """Epochs between two checkpoints (epochs, >= 1); more are written at the start, at the end and at an interrupt."""

@@ -71,9 +71,9 @@ def run(
 ) -> bool:
     """Train to the end, or until a stop is requested.
 
-    Log lines are written every `log_interval` epochs; checkpoints before the first epoch, every `checkpoint_interval`
-    epochs, after the last one and at a stop. Both follow the count of epochs, not the clock: a run that was killed and
-    resumed does exactly what one that was not killed does.
+    Checkpoints are written before the first epoch, every `checkpoint_interval` epochs, after the last one and at a
+    stop; log lines every `log_interval` epochs and at each of these checkpoints but the first. Both follow the count of
+    epochs, not the clock: a run that was killed and resumed does exactly what one that was not killed does.
 
     Args:
         trainer: freshly made.
@@ -99,30 +99,27 @@ def run(
             if not resume:
                 _save(trainer, checkpoints, log, 0.0)
             display.start(trainer.global_step, trainer.epoch)
-            last_save, last_step, last_time = trainer.epoch, trainer.global_step, time.perf_counter()
-            while trainer.epoch < trainer.num_epochs and not (stop and stop.requested):
+            last_step, last_time = trainer.global_step, time.perf_counter()
+            final = trainer.epoch >= trainer.num_epochs or (stop is not None and stop.requested)
+            while not final:
                 trainer.train_epoch()
-                final = trainer.epoch >= trainer.num_epochs
-                if final or trainer.epoch % config.log_interval == 0:
+                # Asked once an epoch: a request that comes while this one is saved is answered after the next.
+                final = trainer.epoch >= trainer.num_epochs or (stop is not None and stop.requested)
+                save = final or trainer.epoch % config.checkpoint_interval == 0
+                # A checkpoint follows a log line, so that no metric is half gathered in what is saved.
+                if save or trainer.epoch % config.log_interval == 0:
                     metrics, phases = dict(trainer.metrics()), trainer.phases()
                     now = time.perf_counter()
                     metrics["time/elapsed"] = now - began
                     metrics["time/sps"] = (trainer.global_step - last_step) / (now - last_time)
                     metrics |= {f"time/{name}": seconds for name, seconds in phases.items()}
+                    last_step, last_time = trainer.global_step, now
                     log.write(trainer.global_step, trainer.epoch, metrics)
                     display.update(trainer.global_step, trainer.epoch, metrics, phases)
                     if metrics.get("fault/skipped_updates"):
-                        what = ", ".join(trainer.faults()) or "the loss"
-                        display.message(
-                            f"epoch {trainer.epoch}: {metrics['fault/skipped_updates']:.0f} updates skipped, for these "
-                            f"were not finite: {what}"
-                        )
-                    last_step, last_time = trainer.global_step, now
-                if final or trainer.epoch % config.checkpoint_interval == 0:
+                        display.message(_fault(trainer, metrics["fault/skipped_updates"]))
+                if save:
                     _save(trainer, checkpoints, log, time.perf_counter() - began)
-                    last_save = trainer.epoch
-            if trainer.epoch > last_save:
-                _save(trainer, checkpoints, log, time.perf_counter() - began)
     return trainer.epoch >= trainer.num_epochs
 
 
@@ -168,6 +165,11 @@ def _fitting(path: Path) -> Generator[None]:
     except (ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"checkpoint {path} is not of this configuration: {reason}") from error
+
+
+def _fault(trainer: Trainer, count: float) -> str:
+    what = ", ".join(trainer.faults()) or "the loss"
+    return f"epoch {trainer.epoch}: {count:.0f} updates skipped, for these were not finite: {what}"
 
 
 def _save(trainer: Trainer, directory: Path, log: RunLog, elapsed: float) -> None:
