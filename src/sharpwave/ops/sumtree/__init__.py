@@ -1,7 +1,7 @@
 """The wide sum tree: set any leaf, and draw in proportion to the leaves, in time that hardly depends on their number.
 
-Sums are exact. A leaf counts as the integer floor(2^44 leaf) (at least 1 if the leaf is positive), sums are integers, and
-a draw is an integer below the total, chosen by 64 random bits. So
+Sums are exact. A leaf counts as the integer floor(2^44 leaf) (at least 1 if the leaf is positive), sums are integers,
+and a draw is an integer below the total, chosen by 64 random bits. So
 
 - a sum depends on the leaves alone, never on the history or order of updates: nothing drifts;
 - any fan-out gives the same sums and draws, so a CPU may use 16 and a GPU 256, and every backend returns the same
@@ -10,8 +10,8 @@ a draw is an integer below the total, chosen by 64 random bits. So
   rounded.
 
 Leaves from 2^-20 to 2^20 (about 1e-6 to 1e6, the range of clamped priorities) count with their exact float32 value,
-smaller ones to the nearest unit of 2^-44 = 5.7e-14 below; 2^20 is the largest leaf. With 2^31 - 1 leaves of 2^20 the total
-is below 2^51, or 2^95 units: two int64 words a node.
+smaller ones to the nearest unit of 2^-44 = 5.7e-14 below; 2^20 is the largest leaf. With 2^31 - 1 leaves of 2^20 the
+total is below 2^51, or 2^95 units: two int64 words a node.
 """
 
 import functools
@@ -231,8 +231,8 @@ def tree_update_priorities(
 def tree_rebuild(tree: Tree, *, backend: _backends.Backend = "auto") -> None:
     """Recompute every sum (and extremum) from the leaves, after they were written directly.
 
-    Leaves must be in [0, 2^20] and the padding 0. What it computes equals what any history of updates to the same leaves
-    has left, bit for bit.
+    Leaves must be in [0, 2^20] and the padding 0. What it computes equals what any history of updates to the same
+    leaves has left, bit for bit.
     """
     _rebuild_op(tree.storage, tree.nodes, tree.extrema, tree.capacity, tree.fanout, backend)
 

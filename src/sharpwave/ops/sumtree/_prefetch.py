@@ -1,12 +1,13 @@
 """A cache prefetch for Numba kernels."""
 
+from typing import Any
+
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
 
-@intrinsic
-def prefetch(_context, array, index):
+def _prefetch(_context, array, index):
     """Ask for the cache line of `array[index]` (flat index, not checked) without waiting for it."""
 
     def generate(context, builder, signature, arguments):
@@ -21,3 +22,7 @@ def prefetch(_context, array, index):
         return context.get_dummy_value()
 
     return types.void(array, index), generate
+
+
+# Any: Numba's own stubs count the context among the caller's arguments.
+prefetch: Any = intrinsic(_prefetch)

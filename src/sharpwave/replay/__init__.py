@@ -1,0 +1,5 @@
+"""Prioritized replay."""
+
+from sharpwave.replay.sumtree import SumTree
+
+__all__ = ["SumTree"]
