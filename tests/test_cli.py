@@ -339,6 +339,15 @@ sys.exit("torch" in sys.modules)
     assert f"sharpwave {sharpwave.__version__}\n" in done.stdout
 
 
+def test_a_reader_that_leaves_is_no_error():
+    with subprocess.Popen(
+        [sys.executable, "-m", "sharpwave", "train", "ppo", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
 def test_as_a_module():
     done = subprocess.run([sys.executable, "-m", "sharpwave", "nonsense"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sharpwave import cli
+from sharpwave.run import config as configs
 from sharpwave.run import loop, options, rundir, threads
 from tests.test_cli import LAST_LINE
 
@@ -64,6 +65,15 @@ def test_links_lead_somewhere(page):
             assert anchor in {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}, target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_settings_files_are_valid(page, tmp_path):
+    for block in blocks(page, "toml"):
+        file = tmp_path / "c.toml"
+        file.write_text(block)
+        settings, _ = configs.layers("ppo", file, None)
+        configs.build("ppo", settings, str(file))
+
+
 class Accepted(Exception):
     """A command got as far as its work."""
 
@@ -107,8 +117,7 @@ def test_commands_are_accepted(line, monkeypatch, tmp_path, capsys):
 
 
 def test_the_output_in_the_readme_is_what_is_printed():
-    (output,) = blocks(ROOT / "README.md", "text")
-    lines = output.splitlines()
+    lines = blocks(ROOT / "README.md", "text")[0].splitlines()
     assert re.fullmatch(r"sharpwave \S+: ppo CartPole-v1 seed 0 on cpu", lines[0])
     assert re.fullmatch(r"run directory: runs/ppo-CartPole-v1-seed0-\d{8}-\d{6}", lines[2])
     assert any(re.match(r"epoch \d+/\d+  step [\d,]+  SPS \S+  return ", line) for line in lines)

@@ -20,6 +20,7 @@ import sharpwave
 from sharpwave.run.errors import UserError
 
 EXIT_USER_ERROR = 2
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, which Windows lacks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print("sharpwave: error:", " ".join(str(error).splitlines()), file=sys.stderr)
         return EXIT_USER_ERROR
+    except BrokenPipeError:  # `sharpwave ... | head`: the reader has gone, and what is left in the buffer with it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         print("sharpwave: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

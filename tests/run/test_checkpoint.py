@@ -60,6 +60,11 @@ def test_saving_leaves_the_tensors_alone(tmp_path):
     assert versions == {n: (t._version, t.data_ptr(), t.stride()) for n, t in tensors.items()}
 
 
+def test_both_files_have_the_same_permissions(tmp_path):
+    checkpoint.save(tmp_path / "c", {"x": torch.zeros(1)}, {})
+    assert len({path.stat().st_mode for path in (tmp_path / "c").iterdir()}) == 1
+
+
 def test_loaded_tensors_share_no_memory(tmp_path):
     base = torch.zeros(4)
     checkpoint.save(tmp_path / "c", {"a": base, "b": base}, {})
@@ -141,9 +146,11 @@ def test_a_kill_between_any_two_operations_leaves_a_good_checkpoint(tmp_path, mo
             finished = True
         except Killed:
             pass
-        newest = checkpoint.latest(directory)
-        tensors, meta = checkpoint.load(newest)
-        assert meta["step"] == tensors["x"].item() == int(newest.name.removeprefix("step-"))
+        steps = checkpoint.list_steps(directory)
+        assert steps
+        for step in steps:  # whatever has its final name is whole, also one that was being deleted
+            tensors, meta = checkpoint.load(checkpoint.step_path(directory, step))
+            assert meta["step"] == tensors["x"].item() == step
         # The run goes on: what the kill left behind is in nobody's way, and is cleared.
         checkpoint.save(checkpoint.step_path(directory, 3), {"x": torch.tensor(3)}, {"step": 3})
         checkpoint.prune(directory, 1)

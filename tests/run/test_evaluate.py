@@ -108,6 +108,13 @@ def test_the_agent_is_told_where_episodes_begin():
     assert all(agent.modes)
 
 
+def test_an_episode_that_begins_a_step_late_begins_twice():
+    """The final observation is shown once more before the first one: memory of it must not cross over."""
+    agent = Recorder()
+    evaluate(agent, Scripted([[2]], late=True), 2, seed=0)
+    assert [r.tolist() for r in agent.resets] == [[True], [False], [True], [True], [False]]
+
+
 def test_drawn_actions_are_asked_for():
     agent = Recorder()
     evaluate(agent, Scripted([[1]]), 1, seed=0, deterministic=False)
