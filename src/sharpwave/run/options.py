@@ -17,19 +17,21 @@ from sharpwave.run.errors import UserError
 REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
-def parse(cls: Any, args: Sequence[str], prog: str, default: Any = tyro.MISSING_NONPROP) -> Any:
+def parse(cls: Any, args: Sequence[str], prog: str, default: Any = None) -> Any:
     """An instance of the dataclass `cls` from command-line arguments.
 
-    `--help` prints each field's docstring, type and default, and exits. A setting given twice takes the last value.
+    `default` is an instance whose values replace the class's defaults. `--help` prints each field's docstring, type and
+    default, and exits. A setting given twice takes the last value.
 
     Raises:
         UserError: an option that does not exist (the closest one is named), a missing value, or one of another type.
         SystemExit: with code 0, after --help.
     """
+    given = {} if default is None else {"default": default}
     printed = io.StringIO()
     try:
         with REGISTRY, contextlib.redirect_stderr(printed):
-            options, unknown = tyro.cli(cls, args=args, prog=prog, default=default, return_unknown_args=True)
+            options, unknown = tyro.cli(cls, args=args, prog=prog, return_unknown_args=True, **given)
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -66,6 +68,7 @@ def _first_section(box: str) -> str:
         lines.append(content)
     text = " ".join(" ".join(lines).split()).removeprefix("Error parsing ")
     text = re.sub(r"no type matching (\S+) could be instantiated from \[(.*)\]", r"expected \1, got \2", text)
+    text = re.sub(r"^Missing from .*?: (\S+) .*", r"\1 is missing", text)
     return re.sub(r" ([.,])", r"\1", text).rstrip(".") or " ".join(box.split())
 
 
