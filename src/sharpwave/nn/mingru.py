@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharpwave.ops._backends import Backend
-from sharpwave.ops.mingru import Backward, mingru_scan, mingru_step
+from sharpwave.ops.mingru import Backward, mingru_layer, mingru_step
 
 
 class MinGRU(nn.Module):
-    """Layers of `combined = x @ W^T` and `mingru_scan`, each fed the output of the one before.
+    """Layers of `sharpwave.ops.mingru.mingru_layer`, each fed the output of the one before.
 
     `forward` takes whole segments, `step` one time step; T steps give what one forward gives, to rounding. Each layer
     owns one weight (3H, H), rows in the order hidden, gate, proj, drawn from U(-1/sqrt(H), 1/sqrt(H)) as
@@ -81,16 +81,12 @@ class MinGRU(nn.Module):
         """
         states = self._states(state, x)
         carried = []
-        for weight, layer_state in zip(self.weights, states, strict=True):
-            combined = F.linear(x, weight)
-            x, next_state = mingru_scan(
-                combined,
-                layer_state,
-                x.to(combined.dtype),
-                reset,
-                backward=self.backward,
-                backend=self.backend,
-            )
+        weights = list(self.weights)
+        if torch.is_autocast_enabled(x.device.type):  # a custom op casts nothing by itself
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weights = x.to(dtype), [weight.to(dtype) for weight in weights]
+        for weight, layer_state in zip(weights, states, strict=True):
+            x, next_state = mingru_layer(x, weight, layer_state, reset, backward=self.backward, backend=self.backend)
             carried.append(next_state)
         return x, torch.stack(carried)
 

@@ -47,14 +47,12 @@ def _backward(ctx, dout, dnext_state, _dcheckpoints):
     combined, x, reset, checkpoints = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(x)
-    if dnext_state is None:
-        dnext_state = checkpoints.new_zeros(x.shape[0], x.shape[2])
     dcombined, dstate, dx = _backward_op(dout, dnext_state, combined, x, reset, checkpoints, *ctx.choices)
     return dcombined, dstate, dx, None, None, None, None
 
 
 _backward_op = register(
-    "mingru_scan_backward(Tensor dout, Tensor dnext_state, Tensor combined, Tensor x, Tensor? reset, "
+    "mingru_scan_backward(Tensor dout, Tensor? dnext_state, Tensor combined, Tensor x, Tensor? reset, "
     "Tensor checkpoints, str backward, str backend) -> (Tensor, Tensor, Tensor)",
     _backward_kernel,
     _backward_fake,
@@ -66,6 +64,47 @@ _scan_op = register(
     _scan_fake,
     _backward,
     _setup_context,
+)
+
+
+def _layer_kernel(x, weight, state, reset, save, backward, backend):
+    combined = torch.nn.functional.linear(x, weight)
+    return *_scan_kernel(combined, state, x, reset, save, backward, backend), combined
+
+
+def _layer_fake(x, weight, state, reset, save, backward, backend):
+    combined = x.new_empty(*x.shape[:2], weight.shape[0])
+    return *_scan_fake(combined, state, x, reset, save, backward, backend), combined
+
+
+def _layer_setup_context(ctx, inputs, output):
+    x, weight, _, reset, _, backward, backend = inputs
+    _, _, checkpoints, combined = output
+    ctx.mark_non_differentiable(checkpoints, combined)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, reset, checkpoints, combined)
+    ctx.choices = backward, backend
+
+
+def _layer_backward(ctx, dout, dnext_state, _dcheckpoints, _dcombined):
+    x, weight, reset, checkpoints, combined = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(x)
+    dcombined, dstate, dx = _backward_op(dout, dnext_state, combined, x, reset, checkpoints, *ctx.choices)
+    flat = dcombined.flatten(0, 1)
+    dweight = flat.t() @ x.flatten(0, 1) if ctx.needs_input_grad[1] else None
+    # The two paths into x meet in the GEMM's own addition.
+    dx = torch.addmm(dx.flatten(0, 1), flat, weight).view_as(x) if ctx.needs_input_grad[0] else None
+    return dx, dweight, dstate, None, None, None, None
+
+
+_layer_op = register(
+    "mingru_layer(Tensor x, Tensor weight, Tensor state, Tensor? reset, bool save, str backward, str backend) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _layer_kernel,
+    _layer_fake,
+    _layer_backward,
+    _layer_setup_context,
 )
 
 
@@ -118,13 +157,42 @@ def mingru_scan(
     Source: Feng et al. 2024 (arXiv 2410.01201), section 3.1 and appendix B (the activation of `hidden`); the highway
     output is PufferLib 4.0's.
     """
-    if x.ndim != 3 or x.shape[1] == 0:
-        raise ValueError(f"x must be (B, T, H) with T >= 1; got shape {tuple(x.shape)}")
-    if backward not in get_args(Backward):
-        raise ValueError(f"backward must be one of {', '.join(get_args(Backward))}; got {backward!r}")
+    _check_order(x, backward)
     _check(combined, state, x, reset, x.shape[:2])
     save = torch.is_grad_enabled() and (combined.requires_grad or state.requires_grad or x.requires_grad)
     out, next_state, _ = _scan_op(combined, state, x, reset, save, backward, backend)
+    return out, next_state
+
+
+def mingru_layer(
+    x: Tensor,
+    weight: Tensor,
+    state: Tensor,
+    reset: Tensor | None = None,
+    *,
+    backward: Backward = "tiled",
+    backend: _backends.Backend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """A layer: `mingru_scan(x @ weight^T, state, x, reset)`, the same numbers in fewer passes over memory.
+
+    The gradient that reaches x past the scan is added within the projection's gradient GEMM, not after it.
+
+    Args:
+        x: (B, T, H). weight: (3H, H), rows in the order hidden, gate, proj, of x's dtype.
+        state, reset, backward, backend: as for `mingru_scan`.
+
+    Returns:
+        out (B, T, H) and next_state (B, H). Determinism is that of the scan and of PyTorch's matrix products; errors
+        and source are the scan's.
+    """
+    _check_order(x, backward)
+    if weight.shape != (3 * x.shape[2], x.shape[2]):
+        raise ValueError(f"weight must be (3H, H) = {(3 * x.shape[2], x.shape[2])}; got {tuple(weight.shape)}")
+    if weight.dtype != x.dtype:
+        raise TypeError(f"weight must have x's dtype {x.dtype}; got {weight.dtype}: pass weight.to(x.dtype)")
+    _check(None, state, x, reset, x.shape[:2])
+    save = torch.is_grad_enabled() and (weight.requires_grad or state.requires_grad or x.requires_grad)
+    out, next_state, _, _ = _layer_op(x, weight, state, reset, save, backward, backend)
     return out, next_state
 
 
@@ -159,20 +227,28 @@ def mingru_step(
     return _backends.load("mingru", x.device, backend).mingru_step(combined, state, x, reset)
 
 
-def _check(combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None, lead: tuple[int, ...]) -> None:
+def _check_order(x: Tensor, backward: str) -> None:
+    if x.ndim != 3 or x.shape[1] == 0:
+        raise ValueError(f"x must be (B, T, H) with T >= 1; got shape {tuple(x.shape)}")
+    if backward not in get_args(Backward):
+        raise ValueError(f"backward must be one of {', '.join(get_args(Backward))}; got {backward!r}")
+
+
+def _check(combined: Tensor | None, state: Tensor, x: Tensor, reset: Tensor | None, lead: tuple[int, ...]) -> None:
     """`lead` is (B, T) for a scan, (B,) for a step."""
     b, h = x.shape[0], x.shape[-1]
-    if combined.shape != (*lead, 3 * h):
-        raise ValueError(f"combined must be {(*lead, 3 * h)}, 3 H channels beside x; got {tuple(combined.shape)}")
+    if combined is not None:
+        if combined.shape != (*lead, 3 * h):
+            raise ValueError(f"combined must be {(*lead, 3 * h)}, 3 H channels beside x; got {tuple(combined.shape)}")
+        if combined.dtype != x.dtype:
+            raise TypeError(f"x must have combined's dtype {combined.dtype}; got {x.dtype}: cast one of them")
+    if x.dtype not in STORAGE:
+        raise TypeError(f"x must be float32, bfloat16, float16 or float64; got {x.dtype}")
     if state.shape != (b, h):
         raise ValueError(f"state must be (B, H) = {(b, h)}; got {tuple(state.shape)}")
-    if combined.dtype not in STORAGE:
-        raise TypeError(f"combined must be float32, bfloat16, float16 or float64; got {combined.dtype}")
-    if x.dtype != combined.dtype:
-        raise TypeError(f"x must have combined's dtype {combined.dtype}; got {x.dtype}: pass x.to(combined.dtype)")
-    wide = accumulator(combined.dtype)
+    wide = accumulator(x.dtype)
     if state.dtype != wide:
-        raise TypeError(f"state must be {wide} where combined is {combined.dtype}; got {state.dtype}")
+        raise TypeError(f"state must be {wide} where x is {x.dtype}; got {state.dtype}")
     if reset is not None:
         if reset.shape != lead:
             raise ValueError(f"reset must be {tuple(lead)}; got {tuple(reset.shape)}")

@@ -231,7 +231,7 @@ def mingru_step(combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None
 
 def mingru_scan_backward(
     dout: Tensor,
-    dnext_state: Tensor,
+    dnext_state: Tensor | None,
     combined: Tensor,
     x: Tensor,
     reset: Tensor | None,
@@ -242,6 +242,8 @@ def mingru_scan_backward(
     del backward
     b, horizon, h = x.shape
     dcombined, dstate, dx = torch.empty(b, horizon, 3 * h), torch.empty(b, h), torch.empty(b, horizon, h)
+    if dnext_state is None:
+        dnext_state = torch.zeros(b, h)
     run = _backward if x.numel() < SMALL else _backward_parallel
     run(
         *(_array(v) for v in (dout, dnext_state, combined, x)),

@@ -53,7 +53,7 @@ def mingru_step(combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None
 
 def mingru_scan_backward(
     dout: Tensor,
-    dnext_state: Tensor,
+    dnext_state: Tensor | None,
     combined: Tensor,
     x: Tensor,
     reset: Tensor | None,
@@ -75,7 +75,7 @@ def mingru_scan_backward(
 
     dproj = g * (torch.stack(states, dim=1) - wide_x) * p * (1 - p)
     dx = g * (1 - p)
-    dh = dnext_state.to(wide)
+    dh = torch.zeros_like(h) if dnext_state is None else dnext_state.to(wide)
     dhidden, dgate = torch.empty_like(g), torch.empty_like(g)
     for t in reversed(range(x.shape[1])):
         dh = dh + g[:, t] * p[:, t]

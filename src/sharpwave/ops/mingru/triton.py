@@ -79,7 +79,7 @@ def _or_minus_zero(value, condition):
     return bits.to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _scan_fwd_kernel(
     combined_ptr,
     state_ptr,
@@ -149,7 +149,7 @@ def _scan_fwd_kernel(
     tl.store(next_state_ptr + b * H + offs_h, carry, mask=mask_h)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "n_chunks", "tiles_per_chunk"])
 def _scan_bwd_tiled_kernel(
     dout_ptr,
     dnext_state_ptr,
@@ -170,6 +170,7 @@ def _scan_bwd_tiled_kernel(
     SEGMENTS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     RESET: tl.constexpr,
+    LAST: tl.constexpr,
     EVEN_T: tl.constexpr,
     MASKED: tl.constexpr,
     APPROX: tl.constexpr,
@@ -180,7 +181,9 @@ def _scan_bwd_tiled_kernel(
     mask_h = offs_h < H
     n_tiles = tl.cdiv(T, SEGMENTS * STEPS)
 
-    carry = tl.load(dnext_state_ptr + b * H + offs_h, mask=mask_h, other=0.0)  # [1, BLOCK_H]
+    carry = tl.zeros([1, BLOCK_H], tl.float32)
+    if LAST:
+        carry = tl.load(dnext_state_ptr + b * H + offs_h, mask=mask_h, other=0.0)
     chunk = tl.program_id(1)
     end = tl.minimum((chunk + 1) * tiles_per_chunk, n_tiles)
     for back in range(n_chunks - 1 - chunk):
@@ -245,7 +248,7 @@ def _scan_bwd_tiled_kernel(
         tl.store(dstate_ptr + b * H + offs_h, carry, mask=mask_h)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "n_chunks", "steps_per_chunk"])
 def _summary_kernel(
     dout_ptr,
     combined_ptr,
@@ -289,7 +292,7 @@ def _summary_kernel(
     tl.store(adds_ptr + at, dh, mask=mask_h)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "n_checkpoints"])
 def _scan_bwd_serial_kernel(
     dout_ptr,
     dnext_state_ptr,
@@ -306,6 +309,7 @@ def _scan_bwd_serial_kernel(
     H: tl.constexpr,
     BLOCK_H: tl.constexpr,
     RESET: tl.constexpr,
+    LAST: tl.constexpr,
     APPROX: tl.constexpr,
 ):
     """The definition: a lane walks its channel's T steps forwards, writing every state down, and then backwards."""
@@ -321,7 +325,9 @@ def _scan_bwd_serial_kernel(
         if RESET:
             h = _mask_bits(h, _keep(reset_ptr + row, True, False))
         h = tl.fma(1.0 - z, h, z * _candidate(hidden, APPROX)[0])
-    dh = tl.load(dnext_state_ptr + b * H + offs_h, mask=mask, other=0.0)
+    dh = tl.zeros([BLOCK_H], tl.float32)
+    if LAST:
+        dh = tl.load(dnext_state_ptr + b * H + offs_h, mask=mask, other=0.0)
     for back in range(T):
         t = T - 1 - back
         row = b * T + t
@@ -464,7 +470,7 @@ def mingru_step(combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None
 
 def mingru_scan_backward(
     dout: Tensor,
-    dnext_state: Tensor,
+    dnext_state: Tensor | None,
     combined: Tensor,
     x: Tensor,
     reset: Tensor | None,
@@ -473,13 +479,14 @@ def mingru_scan_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Same as `reference.mingru_scan_backward`; `backward` picks the kernel."""
     b, horizon, h = x.shape
-    (dout, dnext_state, combined, x), flags = _prepare((dout, dnext_state, combined, x), reset)
-    dcombined, dstate, dx = torch.empty_like(combined), torch.empty_like(dnext_state), torch.empty_like(x)
+    (dout, combined, x), flags = _prepare((dout, combined, x), reset)
+    dcombined, dstate, dx = torch.empty_like(combined), checkpoints.new_empty(b, h), torch.empty_like(x)
+    last = dstate if dnext_state is None else dnext_state.contiguous()
     if x.numel() == 0:
-        return dcombined, dstate.copy_(dnext_state), dx
+        return dcombined, dstate, dx
     if backward == "serial":
         _scan_bwd_serial_kernel[(triton.cdiv(h, BLOCK_H) * b,)](
-            *(dout, dnext_state, combined, x, flags, checkpoints),
+            *(dout, last, combined, x, flags, checkpoints),
             torch.empty(b, horizon, h, dtype=dstate.dtype, device=x.device),
             *(dcombined, dstate, dx),
             T=horizon,
@@ -487,6 +494,7 @@ def mingru_scan_backward(
             H=h,
             BLOCK_H=BLOCK_H,
             RESET=reset is not None,
+            LAST=dnext_state is not None,
             APPROX=_approx(),
             num_warps=1,
             **FUSION,
@@ -511,8 +519,9 @@ def mingru_scan_backward(
             **common,
         )
     _scan_bwd_tiled_kernel[(programs, chunks)](
-        *(dout, dnext_state, combined, x, flags, checkpoints, dcombined, dstate, dx, slopes, adds),
+        *(dout, last, combined, x, flags, checkpoints, dcombined, dstate, dx, slopes, adds),
         tiles_per_chunk=tiles_per_chunk,
+        LAST=dnext_state is not None,
         **config,
         **common,
     )
