@@ -38,7 +38,7 @@ def fingerprint(agent):
     generator = torch.Generator().manual_seed(0)
     for i in range(20):
         draws = torch.rand(agent.env.num_envs, agent.policy.actions.columns, generator=generator)
-        action = agent.policy.actions.to_env((draws * 2).to(agent.policy.actions.dtype))
+        action = agent.policy.actions.to_env((draws * 2).to(agent.device, agent.policy.actions.dtype))
         state[f"step {i}"] = agent.env.step(action)._asdict()
     tensors, structure = flatten(state)
     digest = hashlib.sha256(repr(structure).encode())

@@ -103,13 +103,14 @@ class Segments:
             mask=new(policy.actions.width, dtype=torch.bool) if masked else None,
         )
 
-    def select(self, index: Tensor) -> "Segments":
-        """Copies of the segments at `index`, (M,) int64."""
+    def select(self, index: Tensor, policy: Policy, dtype: torch.dtype) -> "Segments":
+        """Copies of the segments at `index`, (M,) int64; observations as `policy` reads them best."""
         chosen: dict[str, Any] = {
             name: None if x is None else x.index_select(1 if name == "state" else 0, index)
             for name, x in vars(self).items()
+            if name != "obs"
         }
-        return Segments(**chosen)
+        return Segments(obs=policy.gather(self.obs, index, dtype), **chosen)
 
 
 def segment_advantage(segments: Segments, config: PPOConfig) -> Tensor:
@@ -149,6 +150,7 @@ class PPO:
     def __init__(self, config: PPOConfig, env: VectorEnv | None = None, rank: int = 0):
         self.config = config = config.resolved(torch.cuda.is_available())
         self.device = torch.device(config.device)
+        self.dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
         self.rank = rank
         assert config.num_envs is not None and config.minibatch is not None
         self.env = env or envs.make(config.env, config.num_envs, self.device, **config.env_kwargs)
@@ -249,7 +251,7 @@ class PPO:
                 priority, self.draws, self.draw_seed, self.draw_offset, self.beta
             )  # c, d
             self._bad_priorities += bad
-            batch, advantage = s.select(index), advantage.index_select(0, index)  # e
+            batch, advantage = s.select(index, self.policy, self.dtype), advantage.index_select(0, index)  # e
 
         with self.timer("forward+backward"):  # f
             with self._autocast():
@@ -295,7 +297,7 @@ class PPO:
         return out, self.policy.sample(out.params, mask, self.generator, deterministic)
 
     def _autocast(self):
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.dtype == "bfloat16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
     def _reset_flag(self, t: int) -> Tensor | None:
         """Where the recurrent state is zeroed before obs_t."""

@@ -67,6 +67,5 @@ class Synthetic(TensorEnv):
         self._drawn.random_(0, self.rows, generator=self.generator)
         following = (self._row + 1 + action) % self.rows
         torch.where(terminated, self._drawn, following, out=self._row)
-        obs = self._table.index_select(0, self._row)
-        # A terminated episode's last observation is never read: its value is 0.
-        return Step(obs, reward, terminated, torch.zeros_like(terminated), obs)
+        obs, next_obs = (self._table.index_select(0, row) for row in (self._row, following))
+        return Step(obs, reward, terminated, torch.zeros_like(terminated), next_obs)

@@ -1,0 +1,111 @@
+"""The policy: steps equal the segment, spaces and encoders, draws from its distributions."""
+
+import pytest
+import torch
+
+from sharpwave.envs import Continuous, Discrete, Observation
+from sharpwave.nn import CategoricalActions, GaussianActions, Policy, make_encoder
+from sharpwave.nn.encoders import AlignedLinear
+
+FLAT = Observation((5,), torch.float32)
+
+
+@pytest.mark.parametrize("action", [Discrete((3,)), Discrete((3, 2)), Continuous(2, (-1.0,) * 2, (1.0,) * 2)])
+@pytest.mark.parametrize("layers", [0, 2])
+def test_steps_equal_the_segment(action, layers, gen):
+    policy = Policy(FLAT, action, hidden=16, layers=layers)
+    obs = torch.randn(4, 9, 5, generator=gen)
+    reset = torch.rand(4, 9, generator=gen) < 0.3
+    state = torch.randn(layers, 4, 16, generator=gen)
+    whole = policy(obs, state, reset)
+    for t in range(9):
+        out = policy.step(obs[:, t], state, reset[:, t])
+        state = out.state
+        assert torch.allclose(out.params, whole.params[:, t], atol=1e-6)
+        assert torch.allclose(out.value, whole.value[:, t], atol=1e-6)
+    assert torch.allclose(state, whole.state, atol=1e-6)
+    assert whole.params.shape == (4, 9, policy.actions.width) and whole.params.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "kind, shape, dtype",
+    [
+        ("linear", (5,), torch.float32),
+        ("linear", (2, 3), torch.int64),
+        ("mlp", (5,), torch.float64),
+        ("cnn", (84, 84, 3), torch.uint8),
+        ("cnn", (4, 84, 84), torch.uint8),
+        ("cnn", (10, 10, 4), torch.bool),
+        ("mlp", (), torch.int64),
+    ],
+)
+def test_encoders_take_what_environments_give(kind, shape, dtype):
+    encoder = make_encoder(kind, Observation(shape, dtype), 8)
+    obs = torch.randint(0, 2, (3, *shape)).to(dtype)
+    assert encoder(obs).shape == (3, 8)
+
+
+def test_bytes_are_scaled():
+    encoder = make_encoder("linear", Observation((2,), torch.uint8), 1)
+    encoder[-1].weight.data.fill_(1)
+    assert encoder(torch.tensor([[255, 0]], dtype=torch.uint8)).item() == 1
+
+
+def test_padded_input_gives_the_same_output_and_gradient():
+    layer = AlignedLinear(5, 3)
+    x = torch.randn(4, 5)
+    y = layer(x)
+    y.square().sum().backward()
+    grad = layer.weight.grad.clone()
+    layer.weight.grad = None
+    z = layer(torch.nn.functional.pad(x, (0, 3)))
+    z.square().sum().backward()
+    assert torch.allclose(y, z) and torch.allclose(grad, layer.weight.grad)
+
+
+@pytest.mark.parametrize("kind, shape, words", [("rnn", (5,), "encoder must be one of"), ("cnn", (5,), "use 'mlp'")])
+def test_errors(kind, shape, words):
+    with pytest.raises(ValueError, match=words):
+        make_encoder(kind, Observation(shape, torch.float32), 8)
+
+
+def chi_square(counts, probabilities):
+    expected = probabilities * counts.sum()
+    return ((counts - expected).square() / expected).sum().item()
+
+
+def test_draws_follow_the_probabilities(gen):
+    """Two heads, 200 000 draws: chi-square with 2 and 1 degrees of freedom, p = 0.001 at 13.8 and 10.8."""
+    actions = CategoricalActions((3, 2))
+    logits = torch.tensor([[0.0, 1.0, -1.0, 0.5, 0.0]])
+    sample = actions.sample(logits.expand(200_000, 5), generator=gen)
+    for column, head in enumerate(logits.split((3, 2), 1)):
+        counts = torch.bincount(sample.action[:, column]).double()
+        assert chi_square(counts, head[0].double().softmax(0)) < 10.8
+    want = sum(h.log_softmax(1)[0, a] for h, a in zip(logits.split((3, 2), 1), sample.action[0], strict=True))
+    assert sample.logprob[0].item() == pytest.approx(want.item(), abs=1e-6)
+
+
+def test_illegal_choices_are_never_drawn(gen):
+    actions = CategoricalActions((1400,))
+    mask = torch.zeros(1000, 1400, dtype=torch.bool)
+    mask[:, 7] = True
+    logits = torch.where(torch.arange(1400) % 2 == 0, 1e4, -1e4).expand(1000, 1400)
+    sample = actions.sample(logits, mask, gen)
+    assert (sample.action == 7).all() and (sample.logprob == 0).all()
+
+
+def test_deterministic_is_the_mode():
+    sample = CategoricalActions((2, 2)).sample(torch.tensor([[0.0, 1.0, 3.0, 2.0]]), deterministic=True)
+    assert sample.action.tolist() == [[1, 0]]
+    sample = GaussianActions(2).sample(torch.tensor([[0.3, -4.0]]), torch.zeros(2), deterministic=True)
+    assert sample.action.tolist() == [pytest.approx([0.3, -4.0])]
+
+
+def test_gaussian_moments_and_density(gen):
+    mean, log_std = torch.tensor([[1.0, -2.0]]).expand(100_000, 2), torch.tensor([0.5, -1.0])
+    sample = GaussianActions(2).sample(mean, log_std, gen)
+    assert torch.allclose(sample.action.mean(0), mean[0], atol=0.02)
+    assert torch.allclose(sample.action.std(0), log_std.exp(), rtol=0.02)
+    want = torch.distributions.Normal(mean, log_std.exp()).log_prob(sample.action).sum(1)
+    assert torch.allclose(sample.logprob, want, atol=1e-5)
