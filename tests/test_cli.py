@@ -8,18 +8,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numba
 import pytest
 import torch
 
 import sharpwave
-import sharpwave.run
 from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.cli import main
 from sharpwave.ops import _backends
-from sharpwave.run import checkpoint, loop, options, rundir
+from sharpwave.run import checkpoint, loop, options, parity, rundir
 from sharpwave.run import config as configs
 from sharpwave.run.errors import UserError
 from tests.run import stub
@@ -123,6 +121,7 @@ def test_bad_input_to_train(capfd, arguments, words):
         ("info --all", "unknown option --all"),
         ("parity", "{cdf,sumtree,mingru} is missing (see sharpwave parity --help)"),
         ("parity fft", "invalid choice 'fft'"),
+        ("parity cdf --device gpu", "--device gpu cannot be used here; these can: auto, cpu"),
     ],
 )
 def test_bad_input_to_the_others(capfd, arguments, words):
@@ -365,11 +364,18 @@ def test_info(capfd):
 
 def test_parity_passes_the_exit_code_on(monkeypatch):
     calls = []
-    fake = SimpleNamespace(main=lambda op, device: calls.append((op, device)) or 1)
-    monkeypatch.setattr(sharpwave.run, "parity", fake, raising=False)
-    assert main(["parity", "mingru"]) == 1
-    assert main(["parity", "cdf", "--device", "cuda"]) == 1
-    assert calls == [("mingru", "cpu"), ("cdf", "cuda")]
+    monkeypatch.setattr(parity, "main", lambda op, device: calls.append((op, device)) or 1)
+    assert main(["parity", "cdf"]) == 1
+    assert main(["parity", "cdf", "--device", "cpu"]) == 1
+    assert calls == [("cdf", None), ("cdf", "cpu")]
+
+
+def test_parity_of_an_op_without_cases(capfd, monkeypatch):
+    def cases(op):
+        raise ValueError(f"{op} has none")
+
+    monkeypatch.setattr(parity, "cases", cases)
+    assert refused(capfd, "parity", "cdf") == "cdf has none"
 
 
 @dataclasses.dataclass

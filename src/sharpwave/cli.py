@@ -207,8 +207,8 @@ class Parity:
     op: tyro.conf.Positional[Literal["cdf", "sumtree", "mingru"]]
     """Which op."""
 
-    device: str = "cpu"
-    """Where its kernels run."""
+    device: str = "auto"
+    """Where its kernels run: cpu, cuda, or auto (cuda where there is one)."""
 
 
 def parity(args: list[str]) -> int:
@@ -217,8 +217,14 @@ def parity(args: list[str]) -> int:
 
     chosen = options.parse(Parity, args, "sharpwave parity")
     from sharpwave.run import parity as harness
+    from sharpwave.run.info import check_device
 
-    return harness.main(chosen.op, chosen.device)
+    check_device(chosen.device)
+    try:
+        harness.cases(chosen.op)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return harness.main(chosen.op, None if chosen.device == "auto" else chosen.device)
 
 
 def _algorithm(args: list[str]) -> tuple[str, list[str]]:
