@@ -47,29 +47,59 @@ def _larger(a, b):
 
 
 @triton.jit
-def _scan_tile(w, offs, below, through):
-    """Prefix sums of one tile that lie between `below` and `through` and end there.
+def _repaired(sums, positive, place, below, through, AXIS: tl.constexpr):
+    """Prefix sums along an axis made to rise from `below` to `through`, and to stand still at items of weight 0.
 
-    A parallel sum need not be monotone in its last bit. A running maximum over the items of positive weight makes it
-    so, and repeats the value of the last of them at items of weight 0.
+    A parallel sum need not be monotone in its last bit. The running maximum over the positive items is, and repeats
+    the last of them at the others; the last positive item is put on `through`, where what follows begins.
     """
-    total = tl.minimum(below + tl.cumsum(w.to(tl.float64), 0), through)
-    last = tl.max(tl.where(w > 0.0, offs, -1), 0)
-    total = tl.where(offs == last, through, total)
-    rising = tl.where(w > 0.0, _to_float32(total), 0.0)
-    return tl.maximum(tl.associative_scan(rising, 0, _larger), _to_float32(below))
+    last = tl.max(tl.where(positive, place, -1), AXIS, keep_dims=True)
+    sums = tl.where(place == last, through, tl.minimum(below + sums, through))
+    return tl.maximum(tl.associative_scan(tl.where(positive, sums, 0.0), AXIS, _larger), below)
 
 
 @triton.jit
-def _one_tile_kernel(weights_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    offs = tl.arange(0, BLOCK)
+def _tile_offsets(ROWS: tl.constexpr, COLS: tl.constexpr):
+    return tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
+
+
+@triton.jit
+def _scan_tile(w, below, through, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Prefix sums of one tile [ROWS, COLS] that begin at `below` and end at `through`: of rows, then within rows.
+
+    Short rows lie in a few lanes of a warp, so most of the work is done without shared memory.
+    """
+    d = w.to(tl.float64)
+    row = tl.arange(0, ROWS)
+    row_sums = tl.sum(d, 1)
+    ends = _repaired(tl.cumsum(row_sums, 0), row_sums > 0.0, row, below, through, 0)
+    starts = tl.where(row == 0, below, tl.gather(ends, tl.maximum(row - 1, 0), 0))
+    col = tl.arange(0, COLS)[None, :]
+    total = _repaired(tl.cumsum(d, 1), w > 0.0, col, starts[:, None], ends[:, None], 1)
+    return _to_float32(total)
+
+
+@triton.jit
+def _one_tile_kernel(weights_ptr, out_ptr, n, ROWS: tl.constexpr, COLS: tl.constexpr):
+    offs = _tile_offsets(ROWS, COLS)
     w = _load_weights(weights_ptr, offs, n)
     below = tl.zeros([], tl.float64)
-    tl.store(out_ptr + offs, _scan_tile(w, offs, below, tl.sum(w.to(tl.float64), 0)), mask=offs < n)
+    through = tl.sum(tl.sum(w.to(tl.float64), 1), 0)
+    tl.store(out_ptr + offs, _scan_tile(w, below, through, ROWS, COLS), mask=offs < n)
 
 
 @triton.jit
-def _look_back_kernel(weights_ptr, out_ptr, words_ptr, n, n_tiles, capacity, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def _look_back_kernel(
+    weights_ptr,
+    out_ptr,
+    words_ptr,
+    n,
+    n_tiles,
+    capacity,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """words: [epoch << 32 | tickets taken], `capacity` tile sums, capacity / GROUP + 1 group prefixes.
 
     No hang: a tile waits only for tiles of smaller ticket, which have started, since tickets are taken by running
@@ -86,10 +116,10 @@ def _look_back_kernel(weights_ptr, out_ptr, words_ptr, n, n_tiles, capacity, BLO
     sums_ptr = words_ptr + 1
     groups_ptr = sums_ptr + capacity
 
-    offs = tl.arange(0, BLOCK)
-    start = tile * BLOCK
+    offs = _tile_offsets(ROWS, COLS)
+    start = tile * (ROWS * COLS)
     w = _load_weights(weights_ptr + start, offs, n - start)
-    own = _cut(tl.sum(w.to(tl.float64), 0))
+    own = _cut(tl.sum(tl.sum(w.to(tl.float64), 1), 0))
     # Value and tag are one word, so that no reader can see the one without the other, and no other data hangs on it:
     # relaxed order is enough.
     tl.atomic_xchg(sums_ptr + tile, _tagged(own, tag).to(tl.int64), sem="relaxed")
@@ -102,13 +132,15 @@ def _look_back_kernel(weights_ptr, out_ptr, words_ptr, n, n_tiles, capacity, BLO
     place = tile % GROUP
     lanes = tl.arange(0, GROUP)
     base = tl.zeros([], tl.float64)
-    sums = tl.zeros([GROUP], tl.float64)
+    before = sums_ptr + group * GROUP + lanes
     if place > 0:
         seen = 0
         while seen == 0:
-            words = tl.load(sums_ptr + group * GROUP + lanes, mask=lanes < place, other=0, volatile=True).to(tl.uint64)
+            words = tl.load(before, mask=lanes < place, other=0, volatile=True).to(tl.uint64)
             seen = tl.min(tl.where((lanes < place) & ((words & 0xFFFF) != tag), 0, 1), 0)
-            sums = _cut(words.to(tl.float64, bitcast=True))
+    # Read again: several threads may hold copies of one lane, and only one of them need have seen it in the loop.
+    words = tl.load(before, mask=lanes < place, other=0, volatile=True).to(tl.uint64)
+    sums = _cut(words.to(tl.float64, bitcast=True))
     if group > 0:
         seen = 0
         while seen == 0:
@@ -125,7 +157,7 @@ def _look_back_kernel(weights_ptr, out_ptr, words_ptr, n, n_tiles, capacity, BLO
     through = tl.sum(tl.where(ends == 1, prefixes, 0.0), 0)
     if place == GROUP - 1:
         tl.atomic_xchg(groups_ptr + group + 1, _tagged(through, tag).to(tl.int64), sem="relaxed")
-    tl.store(out_ptr + start + offs, _scan_tile(w, offs, below, through), mask=offs < n - start)
+    tl.store(out_ptr + start + offs, _scan_tile(w, below, through, ROWS, COLS), mask=offs < n - start)
 
 
 @triton.jit
@@ -195,13 +227,21 @@ def _clock_kernel(
         tl.store(out_ptr + i, tl.where(through > below, clock, float("inf")), mask=i < size)
 
 
+@triton.jit
+def _units(raw, scale, eps, here):
+    """Weights as integers (`reference.draw_segments`), and which raw ones were invalid."""
+    valid = (raw >= 0.0) & (raw < float("inf"))
+    w = tl.where(here, tl.where(valid, raw, 0.0) + eps, 0.0)
+    units = (w.to(tl.float64) * scale).to(tl.int64)
+    return tl.where(w > 0.0, tl.maximum(units, 1), 0), w
+
+
 @triton.jit(do_not_specialize=["seed", "count", "n"])
 def _draw_segments_kernel(
     weight_ptr,
     index_ptr,
     importance_ptr,
     bad_ptr,
-    ends_ptr,
     seed,
     seed_ptr,
     offset_ptr,
@@ -215,37 +255,40 @@ def _draw_segments_kernel(
     COLS: tl.constexpr,
     DRAWS: tl.constexpr,
 ):
-    """One program: sums exact in int64 (`reference.draw_segments`), a draw found by its row, then its column."""
-    offs = tl.arange(0, ROWS * COLS)
+    """Each program adds up all weights by itself, which is cheaper than waiting for another, and makes a few draws.
+
+    Sums are integers, so every program has the same ones. A draw finds its row by the sums of rows, then its column.
+    """
+    offs = _tile_offsets(ROWS, COLS)
     raw = tl.load(weight_ptr + offs, mask=offs < count, other=0.0)
-    first = tl.load(offset_ptr)
+    first = claim_draws(offset_ptr, n, tl.num_programs(0))
     valid = (raw >= 0.0) & (raw < float("inf"))
-    tl.store(bad_ptr, tl.sum(tl.where(valid, 0, 1), 0).to(tl.int64))
     w = tl.where(offs < count, tl.where(valid, raw, 0.0) + eps, 0.0)
     # 2^shift, with shift = BITS - exponent of the largest weight, built from its bits.
-    exponent = tl.maximum(tl.max(w, 0).to(tl.int32, bitcast=True) >> 23, 1) - 126
+    exponent = tl.maximum(tl.max(tl.max(w, 1), 0).to(tl.int32, bitcast=True) >> 23, 1) - 126
     scale = ((1023 + BITS - exponent).to(tl.int64) << 52).to(tl.float64, bitcast=True)
-    units = (w.to(tl.float64) * scale).to(tl.int64)
-    units = tl.where(w > 0.0, tl.maximum(units, 1), 0)
-    total = tl.sum(units, 0)
-    tl.store(ends_ptr + offs, tl.cumsum(units, 0))
-    tl.debug_barrier()
-    tl.store(offset_ptr, first + n)
+    units, _ = _units(raw, scale, eps, offs < count)
+    row_sums = tl.sum(units, 1)
+    total = tl.sum(row_sums, 0)
+    row_ends = tl.cumsum(row_sums, 0)
+    if tl.program_id(0) == 0:
+        tl.store(bad_ptr, tl.sum(tl.sum(tl.where(valid, 0, 1), 1), 0).to(tl.int64))
 
     key = _seed(seed, seed_ptr, SEED_IN_MEMORY)
     beta = tl.load(beta_ptr)
-    row_ends = tl.load(ends_ptr + (tl.arange(0, ROWS) + 1) * COLS - 1)
-    cols = tl.arange(0, COLS)
-    for start in range(0, n, DRAWS):
-        k = start + tl.arange(0, DRAWS)
+    col = tl.arange(0, COLS)[None, :]
+    for block in range(tl.program_id(0), tl.cdiv(n, DRAWS), tl.num_programs(0)):
+        k = block * DRAWS + tl.arange(0, DRAWS).to(tl.int64)
         mass = tl.umulhi(random_bits(key, first + k), total.to(tl.uint64)).to(tl.int64)
-        row = tl.sum((row_ends[None, :] <= mass[:, None]).to(tl.int32), 1)
-        row = tl.minimum(row, ROWS - 1)  # only a total of 0 comes past the end
-        ends = tl.load(ends_ptr + row[:, None] * COLS + cols[None, :])
-        index = row * COLS + tl.sum((ends <= mass[:, None]).to(tl.int32), 1)
-        index = tl.where(total > 0, index, 0)
-        picked = tl.load(weight_ptr + index)
-        picked = tl.where((picked >= 0.0) & (picked < float("inf")), picked, 0.0) + eps
+        passed = row_ends[None, :] <= mass[:, None]  # [DRAWS, ROWS]
+        row = tl.minimum(tl.sum(passed.to(tl.int32), 1), ROWS - 1)  # only a total of 0 comes past the end
+        rest = mass - tl.max(tl.where(passed, row_ends[None, :], 0), 1)
+        at = row[:, None] * COLS + col  # [DRAWS, COLS]
+        raw_row = tl.load(weight_ptr + at, mask=at < count, other=0.0)
+        units_row, w_row = _units(raw_row, scale, eps, at < count)
+        chosen = tl.sum((tl.cumsum(units_row, 1) <= rest[:, None]).to(tl.int32), 1)
+        index = tl.where(total > 0, row * COLS + chosen, 0)
+        picked = tl.sum(tl.where(col == chosen[:, None], w_row, 0.0), 1)
         share = (tl.cast(count, tl.float64) * (picked.to(tl.float64) * scale) / total.to(tl.float64)).to(tl.float32)
         importance = tl.where(total > 0, tl.exp2(-beta * tl.log2(share)), 0.0)
         tl.store(index_ptr + k, index.to(tl.int64), mask=k < n)
@@ -253,23 +296,27 @@ def _draw_segments_kernel(
 
 
 def build_cdf(
-    weights: Tensor, out: Tensor, block: int | None = None, group: int = GROUP, warps: int | None = None
+    weights: Tensor,
+    out: Tensor,
+    block: int | None = None,
+    cols: int = 16,
+    group: int = GROUP,
+    warps: int | None = None,
 ) -> None:
-    """Same as `reference.build_cdf`; `block`, `group` and `warps` are for tests and tuning."""
+    """Same as `reference.build_cdf`; all but the first two arguments are for tests and tuning."""
     n = weights.numel()
     if block is None:
-        block = 8192 if n > 1 << 21 else 4096
-        if n <= 8192:
-            block = max(triton.next_power_of_2(n), 128)
-    n_tiles = triton.cdiv(n, block)
+        block = 4096 if n > 8192 else max(triton.next_power_of_2(n), 128)
     if warps is None:
         warps = min(max(block // 512, 1), 16)
+    n_tiles = triton.cdiv(n, block)
+    tile = dict(ROWS=block // cols, COLS=cols)
     if n_tiles == 1:
-        _one_tile_kernel[(1,)](weights, out, n, BLOCK=block, num_warps=warps)
+        _one_tile_kernel[(1,)](weights, out, n, **tile, num_warps=warps)
         return
     capacity = triton.next_power_of_2(n_tiles)
     words = _scratch.slab(capacity + capacity // group + 2, weights.device)
-    _look_back_kernel[(n_tiles,)](weights, out, words, n, n_tiles, capacity, BLOCK=block, GROUP=group, num_warps=warps)
+    _look_back_kernel[(n_tiles,)](weights, out, words, n, n_tiles, capacity, **tile, GROUP=group, num_warps=warps)
 
 
 def build_cdf_serial(weights: Tensor, out: Tensor) -> None:
@@ -305,9 +352,20 @@ def sample_cdf(cdf: Tensor, n: int, seed: int | Tensor, offset: Tensor, stratifi
 
 
 def draw_segments(
-    weight: Tensor, n: int, seed: int | Tensor, offset: Tensor, beta: Tensor, eps: float
+    weight: Tensor,
+    n: int,
+    seed: int | Tensor,
+    offset: Tensor,
+    beta: Tensor,
+    eps: float,
+    draws: int = 8,
+    cols: int = 16,
+    warps: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Same as `reference.draw_segments`: one program up to SMALL_DRAW weights, else the reference itself."""
+    """Same as `reference.draw_segments`: one launch up to SMALL_DRAW weights, else the reference itself.
+
+    `draws` a program, `cols` and `warps` are for tuning.
+    """
     count = weight.numel()
     if count > SMALL_DRAW:
         return reference.draw_segments(weight, n, seed, offset, beta, eps)
@@ -318,14 +376,11 @@ def draw_segments(
     importance = torch.empty(n, device=device)
     bad = torch.empty((), dtype=torch.int64, device=device)
     size = max(triton.next_power_of_2(count), 256)
-    cols = min(64, size // 16)
-    ends = torch.empty(size, dtype=torch.int64, device=device)
-    _draw_segments_kernel[(1,)](
+    _draw_segments_kernel[(min(triton.cdiv(n, draws), MAX_PROGRAMS),)](
         weight,
         index,
         importance,
         bad,
-        ends,
         *seeds,
         offset,
         beta,
@@ -336,7 +391,7 @@ def draw_segments(
         SEED_IN_MEMORY=in_memory,
         ROWS=size // cols,
         COLS=cols,
-        DRAWS=min(triton.next_power_of_2(n), 256),
-        num_warps=min(max(size // 256, 4), 16),
+        DRAWS=draws,
+        num_warps=warps or min(max(size // 512, 4), 16),
     )
     return index, importance, bad

@@ -237,7 +237,7 @@ def _descend(index, rest1, rest0, high, low, LOG_FANOUT: tl.constexpr):
     m1 = rest1[:, None]
     m0 = rest0[:, None]
     passed = (high_below < m1) | ((high_below == m1) & (low_below <= m0))
-    child = tl.minimum(tl.sum(passed.to(tl.int64), 1), (1 << LOG_FANOUT) - 1)
+    child = tl.minimum(tl.sum(passed.to(tl.int32), 1), (1 << LOG_FANOUT) - 1)
     rest0 -= tl.sum(tl.where(passed, low, 0), 1)
     rest1 -= tl.sum(tl.where(passed, high, 0), 1)
     rest1 += rest0 >> 32
