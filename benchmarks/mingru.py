@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sharpwave.ops import _backends
-from sharpwave.ops.mingru import mingru_scan, mingru_step
+from sharpwave.ops.mingru import mingru_layer, mingru_scan, mingru_step
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -38,22 +38,20 @@ def log_space(combined: Tensor, state: Tensor, x: Tensor) -> tuple[Tensor, Tenso
     return (p * h + (1 - p) * x).to(x.dtype), h[:, -1]
 
 
-def projected(combined: Tensor, state: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return mingru_scan(F.linear(x, weight), state, x)
-
-
 def peers(h: int, dtype: torch.dtype, device: str) -> dict[str, Callable[..., tuple[Tensor, ...]]]:
     """Name -> f(combined, state, x) -> outputs."""
     weight = (torch.randn(3 * h, h, device=device) / h**0.5).to(dtype).requires_grad_()
     table: dict[str, Callable[..., tuple[Tensor, ...]]] = {
         "sharpwave": mingru_scan,
-        "sharpwave with its projection": lambda c, s, x: projected(c, s, x, weight),
+        "sharpwave with its projection": lambda c, s, x: mingru_layer(x, weight, s),
         "log-space, torch": log_space,
     }
     if device == "cuda":
-        table["log-space, torch.compile"] = torch.compile(log_space)
         gru = torch.nn.GRU(h, h, batch_first=True, device=device, dtype=dtype)
-        table["torch.nn.GRU (cuDNN, with its projection)"] = lambda c, s, x: gru(x, s[None].to(dtype))
+        table["torch.nn.GRU (cuDNN, with its projection)"] = lambda c, s, x: gru(x, s[None].to(x.dtype))
+        if dtype != torch.bfloat16:
+            return table
+        table["log-space, torch.compile"] = torch.compile(log_space)
         try:
             from fla.ops.hgrn import chunk_hgrn, fused_recurrent_hgrn
         except ImportError:
@@ -102,13 +100,14 @@ def _wall(f: Callable[[], object]) -> float:
 
 def measure(f: Callable[..., tuple[Tensor, ...]], tensors: list[Tensor], dout: Tensor, device: str) -> dict[str, float]:
     leaves = [v.clone().requires_grad_() for v in tensors]
+    trained = [*leaves, *getattr(f, "parameters", ())]
 
     def forward() -> None:
         with torch.no_grad():
             f(*tensors)
 
     def both() -> None:
-        torch.autograd.grad(f(*leaves)[0], leaves, dout, allow_unused=True)
+        torch.autograd.grad(f(*leaves)[0], trained, dout, allow_unused=True)
 
     fwd, total = time_us(forward, device), time_us(both, device)
     return {"forward": fwd, "backward": total - fwd, "both": total}

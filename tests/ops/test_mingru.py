@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sharpwave.ops import mingru
-from sharpwave.ops.mingru import mingru_layer, mingru_scan, mingru_step, reference
+from sharpwave.ops.mingru import mingru_layer, mingru_scan, mingru_step, parity, reference
 from tests.conftest import backends
 from tests.parity import assert_parity
 
@@ -337,28 +337,13 @@ def test_runs_repeat_bit_for_bit(backend, device):
 # ---- the three backward kernels
 
 
-def random_case(seed, h, dtype):
-    """Any shape, any resets, and a third of the time gates of +-80, signed zeros and tiny numbers."""
-    g = torch.Generator().manual_seed(seed)
-    b, t, mode = (int(torch.randint(1, high, (), generator=g)) for high in (8, 200, 5))
-    tensors = inputs(b, t, h, p_reset=(0, 0.02, 0.5, 1)[mode - 1], dtype=dtype, device="cuda", seed=seed)
-    if seed % 3 == 0:
-        hard = torch.tensor([-80.0, 80.0, -0.0, 0.0, 1e-30, 1.0])
-        for i in (0, 4):
-            tensors[i] = hard[torch.randint(6, tensors[i].shape, generator=g)].to(dtype).cuda()
-    return tensors
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("h", [1, 33, 256])
+@pytest.mark.parametrize("h", parity.WIDTHS)
 def test_tiled_is_serial_bit_for_bit(h, dtype):
     """With the other two widths and dtypes, 240 random cases."""
-    for seed in range(40):
-        tensors = random_case(seed, h, dtype)
-        tiled = run(*tensors, backend="triton", backward="tiled")
-        assert_same_bits(tiled, run(*tensors, backend="triton", backward="serial"))
-        assert all(v.isfinite().all() for v in tiled), seed
+    outcome = parity.tiled_is_serial("cuda", h, dtype)
+    assert outcome.passed, outcome
 
 
 @pytest.mark.parametrize("t, dtype", [(37, torch.float32), (66, torch.bfloat16)])
