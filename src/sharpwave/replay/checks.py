@@ -1,0 +1,92 @@
+"""What a buffer's arguments must be, and the errors that say so."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sharpwave.ops.sumtree import MAX_LEAF
+from sharpwave.replay.nest import flatten
+from sharpwave.replay.storage import FIXED_DTYPES, Field
+
+WeightNorm = Literal["batch", "buffer"]
+MaxPriorityOver = Literal["all_time", "buffer"]
+Beta = float | tuple[float, float, int]
+
+
+def check_integer(name: str, number: Any, least: int) -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise ValueError(f"{name} must be an integer >= {least}; got {number!r}")
+
+
+def storage_place(storage: Any, device: torch.device) -> torch.device | str | os.PathLike:
+    if storage is None:
+        return device
+    if isinstance(storage, torch.device | os.PathLike) or storage == "pinned":
+        return storage
+    if isinstance(storage, str) and (storage in ("cpu", "mps", "xpu") or storage.startswith("cuda")):
+        return torch.device(storage)
+    raise ValueError(
+        f"storage must be None (with the priorities), a device, 'pinned', or a pathlib.Path for files; got {storage!r}"
+    )
+
+
+def declared(fields: Mapping[str, Any]) -> dict[str, Field]:
+    out = {}
+    for path, spec in flatten(fields).items():
+        try:
+            shape, dtype = (spec.shape, spec.dtype) if isinstance(spec, Field) else spec
+            field = Field(tuple(int(x) for x in shape), dtype)
+            if not isinstance(dtype, torch.dtype):
+                raise TypeError(dtype)
+        except (TypeError, ValueError):
+            raise ValueError(f"fields[{path!r}] must be (shape of one item, torch dtype); got {spec!r}") from None
+        want = FIXED_DTYPES.get(path, dtype)
+        if dtype != want:
+            raise ValueError(f"field {path!r} is always stored as {want}; declare that, not {dtype}")
+        out[path] = field
+    return out
+
+
+def check_alpha(alpha: float, eps: float, p_max: float) -> None:
+    if not alpha >= 0 or p_max**alpha > MAX_LEAF or eps**alpha < 2.0**-44:
+        raise ValueError(
+            f"alpha must be >= 0, with p_max**alpha at most 2^20 and eps**alpha at least 2^-44; got alpha={alpha}, "
+            f"p_max={p_max}, eps={eps}"
+        )
+
+
+def beta_numbers(beta: Beta) -> tuple[float, float, float]:
+    first, last, draws = beta if isinstance(beta, tuple) else (beta, beta, 0)
+    if not (0 <= first < float("inf") and 0 <= last < float("inf") and draws >= 0):
+        raise ValueError(f"beta must be a number >= 0, or (first, last, draws in between); got {beta!r}")
+    return float(first), float(last), float(draws)
+
+
+def check_step_fields(flat: Mapping[str, Any]) -> None:
+    obs = {k for k in flat if k == "obs" or k.startswith("obs.")}
+    following = {k for k in flat if k == "next_obs" or k.startswith("next_obs.")}
+    missing = {"reward", "terminated", "truncated"} - flat.keys()
+    if missing or not obs or {f"next_{k}" for k in obs} != following:
+        raise KeyError(
+            "with num_envs, add() must get obs, next_obs (of the same fields), reward, terminated and truncated; got "
+            f"{sorted(flat)}"
+        )
+
+
+def check_update(indices: Tensor, td_error: Tensor, generation: Tensor | None) -> None:
+    if indices.ndim != 1 or td_error.shape != indices.shape:
+        raise ValueError(
+            f"indices and td_error must both be (n,); got {tuple(indices.shape)} and {tuple(td_error.shape)}"
+        )
+    if indices.dtype != torch.int64:
+        raise TypeError(f"indices must be int64; got {indices.dtype}: pass batch.indices as it is")
+    if not td_error.dtype.is_floating_point:
+        raise TypeError(f"td_error must be floating; got {td_error.dtype}")
+    if generation is not None and (generation.shape != indices.shape or generation.dtype != torch.int64):
+        raise ValueError(
+            f"generation must be {tuple(indices.shape)} int64, as batch.generations; got {tuple(generation.shape)} "
+            f"{generation.dtype}"
+        )

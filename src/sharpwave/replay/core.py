@@ -1,0 +1,518 @@
+"""What every prioritized buffer does: keep transitions, take in new ones, and change priorities."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sharpwave.ops import _backends
+from sharpwave.ops._philox import as_signed
+from sharpwave.ops.sumtree import MAX_LEAF, reference, tree_extrema, tree_rebuild, tree_total, tree_update_priorities
+from sharpwave.replay import keeping
+from sharpwave.replay.checks import (
+    Beta,
+    MaxPriorityOver,
+    WeightNorm,
+    beta_numbers,
+    check_alpha,
+    check_step_fields,
+    check_update,
+    declared,
+    storage_place,
+)
+from sharpwave.replay.kernels import reference as plain
+from sharpwave.replay.nest import Batch, flatten, put
+from sharpwave.replay.state import AGE, DRAWN, HELD, NOTHING, Layout, State, new_state
+from sharpwave.replay.storage import Field, Storage, as_array, infer_fields
+
+
+class Arrays(NamedTuple):
+    """NumPy views of the state, for the CPU's kernels."""
+
+    leaves: np.ndarray
+    nodes: np.ndarray
+    offsets: np.ndarray
+    shift: int
+    status: np.ndarray
+    generation: np.ndarray
+    step: np.ndarray
+    head: np.ndarray
+    episode_step: np.ndarray
+    counters: np.ndarray
+    max_priority: np.ndarray
+    beta: np.ndarray
+    offset: np.ndarray
+    seed: np.ndarray
+
+
+class Outputs(NamedTuple):
+    """The memory of one batch."""
+
+    owner: object
+    n: int
+    tensors: dict[str, Tensor]
+    blocks: list[np.ndarray] | None
+    """On a CPU, what the tensors are rows of: one block of (entries, n, ...) a shape and dtype. The first two hold what
+    the draw computes: indices, generations; weights, probabilities, discount."""
+    table: np.ndarray | None
+    """On a CPU, the fields' table for the kernel that copies rows."""
+
+
+class Replay:
+    """Storage, state and priorities; subclasses say what a draw is. The arguments are described there."""
+
+    kind = ""
+    _is_flat = False
+
+    def __init__(
+        self,
+        layout: Layout,
+        device: torch.device | str,
+        *,
+        alpha: float,
+        beta: Beta,
+        eps: float,
+        p_max: float,
+        seed: int,
+        weight_norm: WeightNorm | None,
+        max_priority_over: MaxPriorityOver,
+        stratified: bool,
+        storage: torch.device | str | os.PathLike | None,
+        fields: Mapping[str, Any] | None,
+        backend: _backends.Backend,
+        options: dict[str, Any],
+    ):
+        if weight_norm not in ("batch", "buffer", None):
+            raise ValueError(f"weight_norm must be 'batch', 'buffer' or None; got {weight_norm!r}")
+        if max_priority_over not in ("all_time", "buffer"):
+            raise ValueError(f"max_priority_over must be 'all_time' or 'buffer'; got {max_priority_over!r}")
+        if not 0 < eps <= p_max < float("inf"):
+            raise ValueError(f"eps and p_max must satisfy 0 < eps <= p_max, finite; got eps={eps}, p_max={p_max}")
+        self.eps, self.p_max = float(eps), float(p_max)
+        check_alpha(alpha, self.eps, self.p_max)
+        self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.weight_norm: WeightNorm | None = weight_norm
+        self.max_priority_over = max_priority_over
+        self.stratified = bool(stratified)
+        self._alpha = float(alpha)
+        self._options = options
+        self._where = storage_place(storage, self.device)
+        self.state: State = new_state(layout, self.device, weight_norm == "buffer" or max_priority_over == "buffer")
+        self.state.seed.fill_(as_signed(seed))
+        self.state.beta.copy_(torch.tensor(beta_numbers(beta)))
+        self.storage: Storage | None = None
+        self._cpu = _cpu_kernels(self.state, backend)
+        self._arrays = _views(self.state) if self._cpu else None
+        self._touched = np.zeros(layout.envs * (layout.frames + 1 + layout.span), np.int64)
+        if fields is not None:
+            self._make_storage(declared(fields))
+
+    # What is held
+
+    @property
+    def capacity(self) -> int:
+        """Slots: transitions that fit; in time order, less one for each episode that has ended among them."""
+        return self.state.layout.slots
+
+    def __len__(self) -> int:
+        """How many items can be drawn now. On a GPU reading it waits."""
+        return int(self.state.counters[HELD])
+
+    @property
+    def alpha(self) -> float:
+        """Exponent of the priorities. Setting it raises every priority held to the new exponent; from alpha = 0, which
+        keeps no priorities, all start equal."""
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        check_alpha(alpha, self.eps, self.p_max)
+        leaves = self.state.tree.leaves
+        power = alpha / self._alpha if self._alpha > 0 else 1.0
+        leaves.copy_(torch.where(leaves > 0, leaves.double().pow(power), 0).clamp(max=MAX_LEAF))
+        tree_rebuild(self.state.tree)
+        self._alpha = float(alpha)
+
+    @property
+    def beta(self) -> Tensor:
+        """The exponent of the importance weights now, 0-d on the device. Assign a float or (first, last, draws)."""
+        return plain.current_beta(self.state)
+
+    @beta.setter
+    def beta(self, beta: Beta) -> None:
+        self.state.beta.copy_(torch.tensor(beta_numbers(beta)))
+
+    @property
+    def total_priority(self) -> Tensor:
+        """Sum of all p_i^alpha, 0-d float64 on the device."""
+        return tree_total(self.state.tree)
+
+    @property
+    def max_priority(self) -> Tensor:
+        """The priority (alpha not applied) that new items enter with, 0-d float32 on the device."""
+        if self.max_priority_over == "all_time":
+            return self.state.max_priority[0]
+        largest = tree_extrema(self.state.tree)[1]
+        return torch.where(largest > 0, largest.pow(1 / self._alpha) if self._alpha > 0 else largest, 1)
+
+    def priorities(self, indices: Tensor) -> Tensor:
+        """p_i^alpha of the given items, (n,) float32."""
+        return self.state.tree.leaves[indices]
+
+    # Taking in
+
+    def extend(self, batch: Mapping[str, Any] | None = None, **fields: Any) -> Tensor:
+        """`add`, under the name other libraries give it."""
+        return self.add(batch, **fields)
+
+    def add(self, batch: Mapping[str, Any] | None = None, **fields: Any) -> Tensor:
+        """Store transitions, which enter with the largest priority so far (1 at first).
+
+        Args:
+            batch, fields: one mapping, or keyword arguments, of tensors or arrays (batch, ...), nested as you like; a
+                TensorDict too. `reward` (stored as float32), `terminated` and `truncated` (as bool) are (batch,).
+                Without environments: any fields; a batch larger than the capacity keeps its last items.
+                With `num_envs`: one step of every environment, or (steps, num_envs, ...) of several, with obs,
+                next_obs, reward, terminated and truncated; next_obs is what this step led to, at an episode's end
+                its true final observation, never the next episode's first.
+
+        Returns:
+            The items' indices, int64: (batch,), or (num_envs,), or (steps, num_envs).
+
+        The oldest items make room; their indices go to new items, under a new generation. Nothing waits for the device.
+
+        Raises:
+            KeyError, ValueError, TypeError: fields missing or new, wrong shapes or dtypes. The buffer is as it was.
+        """
+        flat = flatten({**(batch or {}), **fields})
+        if self.state.layout.envs:
+            return self._add_steps(flat)
+        if self.storage is None:
+            fields_ = infer_fields(flat)
+            Storage(0, fields_, torch.device("cpu")).check(flat)
+            self._make_storage(fields_)
+        assert self.storage is not None
+        tensors = self.storage.check(flat)
+        n, ring = next(iter(tensors.values())).shape[0], self.state.layout.ring
+        if n > ring:
+            tensors, n = {k: t[-ring:] for k, t in tensors.items()}, ring
+        if self._arrays is None:
+            slots = plain.add_items(self.state, n, self._new_leaf())
+            self._write(tensors, slots)
+            return slots
+        a = self._arrays
+        first = self._cpu.add_items(
+            a.leaves, a.nodes, a.offsets, a.shift, a.generation, a.head, a.counters, ring, n, self._new_leaf_number()
+        )
+        for name, array in self.storage.arrays.items():
+            new = as_array(tensors[name])
+            end = min(n, ring - first)
+            array[first : first + end] = new[:end]
+            if end < n:
+                array[: n - end] = new[end:]
+        slots = np.arange(first, first + n)
+        slots[ring - first :] -= ring
+        self._refresh_extrema(slots)
+        return torch.from_numpy(slots)
+
+    def _add_steps(self, flat: dict[str, Any]) -> Tensor:
+        envs = self.state.layout.envs
+        check_step_fields(flat)
+        reward = np.ndim(flat["reward"])
+        if reward == 2:
+            steps = len(flat["reward"])
+            if any(np.ndim(x) < 2 or len(x) != steps for x in flat.values()):
+                raise ValueError(f"add() got {steps} steps of reward: every field must be (steps, num_envs, ...)")
+            return torch.stack([self._add_steps({k: x[t] for k, x in flat.items()}) for t in range(steps)])
+        stored = {k: x for k, x in flat.items() if k != "next_obs" and not k.startswith("next_obs.")}
+        ahead = {k.removeprefix("next_"): x for k, x in flat.items() if k not in stored}
+        if self.storage is None:
+            fields = infer_fields(stored)
+            probe = Storage(0, fields, torch.device("cpu"))
+            probe.check(stored, envs)
+            probe.check(stored | ahead, envs)
+            self._make_storage(fields)
+        assert self.storage is not None
+        now = self.storage.check(stored, envs)
+        following = self.storage.check(stored | ahead, envs)
+        ended = now["terminated"] | now["truncated"]
+        if self._arrays is None:
+            slots, next_slots = plain.add_step(self.state, ended.to(self.device), self._new_leaf())
+        else:
+            slots, next_slots = self._add_step_cpu(ended.numpy())
+        self._write(now, slots)
+        self._write({k: following[k] for k in ahead}, next_slots)
+        return slots
+
+    def _add_step_cpu(self, ended: np.ndarray) -> tuple[Tensor, Tensor]:
+        a, layout = self._arrays, self.state.layout
+        assert a is not None
+        slots, next_slots = np.empty((2, layout.envs), np.int64)
+        self._cpu.add_step(
+            a.leaves,
+            a.nodes,
+            a.offsets,
+            a.shift,
+            a.generation,
+            a.step,
+            a.head,
+            a.episode_step,
+            a.counters,
+            a.status,
+            ended,
+            layout.ring,
+            layout.span,
+            layout.short,
+            layout.period,
+            layout.frames,
+            self._new_leaf_number(),
+            slots,
+            next_slots,
+            self._touched,
+        )
+        self._refresh_extrema(self._touched)
+        return torch.from_numpy(slots), torch.from_numpy(next_slots)
+
+    # Priorities
+
+    def update_priorities(self, indices: Tensor, td_error: Tensor, generation: Tensor | None = None) -> None:
+        """Set priorities from TD errors: p = min(|td| + eps, p_max), stored as p^alpha.
+
+        Args:
+            indices: (n,) int64, `batch.indices`. Of equal indices the last wins.
+            td_error: (n,), any floating dtype, signed. Never the weighted loss: priorities do not depend on beta.
+            generation: (n,) int64, `batch.generations`: an item overwritten since it was drawn keeps its priority, and
+                is counted. None updates whatever lies at the indices now, if it can be drawn.
+
+        NaN and infinite TD errors give the largest priority so far, and are counted. See `stats`.
+
+        Raises:
+            IndexError: an index out of range (CPU; a GPU ignores and counts it).
+            ValueError, TypeError: wrong shapes, devices or dtypes.
+        """
+        indices, td_error = torch.as_tensor(indices), torch.as_tensor(td_error)
+        generation = None if generation is None else torch.as_tensor(generation)
+        s = self.state
+        if self._arrays is None or indices.device != self.device or td_error.device != self.device:
+            td_error = td_error.detach()
+            if generation is None and indices.dtype == torch.int64 and indices.device == self.device:
+                generation = plain.known_generation(s, indices)
+            tree_update_priorities(
+                s.tree,
+                indices,
+                td_error,
+                s.max_priority,
+                alpha=self._alpha,
+                eps=self.eps,
+                p_max=self.p_max,
+                generation=generation,
+                generations=s.generation,
+            )
+            return
+        check_update(indices, td_error, generation)
+        if td_error.dtype != torch.float32:
+            td_error = td_error.float()
+        a = self._arrays
+        where = indices.numpy()
+        kept = np.empty(where.shape[0], np.int64)
+        count = self._cpu.update(
+            a.leaves,
+            a.nodes,
+            a.offsets,
+            a.shift,
+            s.layout.slots,
+            a.status,
+            a.generation,
+            where,
+            td_error.detach().numpy(),
+            a.max_priority,
+            where if generation is None else generation.numpy(),
+            generation is not None,
+            np.float32(self._alpha),
+            np.float32(self.eps),
+            np.float32(self.p_max),
+            kept,
+        )
+        if count < 0:
+            raise reference.index_error(indices[(indices < 0) | (indices >= s.layout.slots)], s.layout.slots)
+        self._refresh_extrema(kept[:count])
+
+    def stats(self) -> dict[str, Any]:
+        """What a log line shows. Reading it waits for the device.
+
+        Returns:
+            held: items that can be drawn. drawn, mean_age: draws so far, and how many items had been added since each
+            drawn one, on average. stale: updates dropped because the item was overwritten. bad_td_errors: NaN or
+            infinite ones. out_of_range: indices ignored (GPU). empty: draws from an empty buffer (GPU).
+            max_priority, total_priority, beta: floats. histogram: (counts, edges) of the priorities p_i^alpha held, in
+            ten steps a decade.
+        """
+        s = self.state
+        counters, status = s.counters.tolist(), s.tree.status.tolist()
+        leaves = s.tree.leaves[s.tree.leaves > 0].double().log10()
+        edges = torch.arange(-130, 62, device=self.device, dtype=torch.float64) / 10
+        counts = torch.histc(leaves.cpu(), len(edges) - 1, float(edges[0]), float(edges[-1])) if len(leaves) else None
+        return {
+            "held": counters[HELD],
+            "drawn": counters[DRAWN],
+            "mean_age": counters[AGE] / max(counters[DRAWN], 1),
+            "stale": status[reference.STALE],
+            "bad_td_errors": status[reference.INVALID],
+            "out_of_range": status[reference.OUT_OF_RANGE],
+            "empty": status[reference.EMPTY],
+            "max_priority": float(self.max_priority),
+            "total_priority": float(self.total_priority),
+            "beta": float(self.beta),
+            "histogram": (
+                torch.zeros(len(edges) - 1).long() if counts is None else counts.long(),
+                10.0 ** edges.cpu(),
+            ),
+        }
+
+    # Keeping
+
+    def clear(self) -> None:
+        """Forget every item and priority, and start the random stream again: the same seed and additions give the same
+        draws. Numbers of generations go on, so updates for forgotten items are still recognised."""
+        s = self.state
+        s.tree.leaves.zero_()
+        tree_rebuild(s.tree)
+        s.generation.fill_(NOTHING)
+        s.max_priority.fill_(1)
+        for tensor in (s.step, s.head, s.episode_step, s.offset, s.tree.status, s.counters[HELD]):
+            tensor.zero_()
+        s.counters[DRAWN:].zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as a nest of fresh tensors and numbers; the same draws follow wherever it is loaded."""
+        return keeping.state_dict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a `state_dict`, copying it.
+
+        Raises:
+            ValueError: it is of another kind, layout or fields. The buffer is as it was.
+        """
+        keeping.load_state_dict(self, state)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the buffer to a new directory `path` (safetensors and JSON), whole or not at all.
+
+        Raises:
+            CheckpointError: `path` exists, or the disk refuses.
+        """
+        keeping.save(self, path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        device: torch.device | str | None = None,
+        storage: torch.device | str | os.PathLike | None = None,
+    ):
+        """A buffer that continues a saved one: the same draws, bit for bit.
+
+        Args:
+            path: what `save` wrote.
+            device, storage: where it lives now; the device it was saved from, and the same device, by default.
+
+        Raises:
+            CheckpointError: missing, truncated, altered, of another version or another kind.
+        """
+        return keeping.load(cls, path, device, storage)
+
+    # Parts
+
+    def _make_storage(self, fields: dict[str, Field]) -> None:
+        self.storage = Storage(self.state.layout.slots, fields, self._where)
+        self._plan_outputs()
+
+    def _plan_outputs(self) -> None:
+        raise NotImplementedError
+
+    def _write(self, tensors: dict[str, Tensor], slots: Tensor) -> None:
+        storage = self.storage
+        assert storage is not None
+        slots = slots.to(storage.device)
+        for name, tensor in tensors.items():
+            if storage.arrays:
+                storage.arrays[name][slots.numpy()] = as_array(tensor.cpu())
+            else:
+                storage.tensors[name].index_copy_(0, slots, tensor.to(storage.device, non_blocking=True))
+
+    def _rows(self, field: str, slots: Tensor) -> Tensor:
+        """Rows of a field, on the buffer's device, wherever it is stored."""
+        storage = self.storage
+        assert storage is not None
+        rows = storage.tensors[field].index_select(0, slots.reshape(-1).to(storage.device))
+        return rows.to(self.device, non_blocking=True).view(*slots.shape, *rows.shape[1:])
+
+    def _new_leaf(self) -> Tensor:
+        if self.max_priority_over == "all_time":
+            return self.state.max_priority[0].pow(self._alpha)
+        largest = tree_extrema(self.state.tree)[1]
+        return torch.where(largest > 0, largest, 1)
+
+    def _new_leaf_number(self) -> np.float32:
+        if self._arrays is not None and self.max_priority_over == "all_time":
+            return self._arrays.max_priority[0] ** np.float32(self._alpha)
+        return np.float32(self._new_leaf().item())
+
+    def _refresh_extrema(self, indices: np.ndarray) -> None:
+        t = self.state.tree.arrays
+        if t.has_extrema:
+            _backends.load("sumtree", self.device)._refresh_extrema(
+                t.leaves, t.extrema, t.offsets, t.shift, indices, True
+            )
+
+    def _nest(self, outputs: Outputs) -> Batch:
+        batch = Batch(outputs.tensors) if self._is_flat else Batch()
+        if not self._is_flat:
+            for path, tensor in outputs.tensors.items():
+                put(batch, path, tensor)
+        batch._outputs = outputs
+        return batch
+
+    def _own(self, out: Batch, n: int) -> Outputs:
+        outputs = getattr(out, "_outputs", None)
+        if not isinstance(outputs, Outputs) or outputs.owner is not self or outputs.n != n:
+            raise ValueError(f"out must be a batch of {n} that this buffer's sample() has returned")
+        return outputs
+
+
+def _cpu_kernels(state: State, backend: _backends.Backend) -> Any:
+    if _backends.choose("sumtree", state.counters.device.type, backend) != "cpu":
+        return None
+    from sharpwave.replay.kernels import cpu
+
+    return cpu
+
+
+def _views(s: State) -> Arrays:
+    t = s.tree.arrays
+    return Arrays(
+        t.leaves,
+        t.nodes,
+        t.offsets,
+        t.shift,
+        t.status,
+        *(
+            x.numpy()
+            for x in (
+                s.generation,
+                s.step,
+                s.head,
+                s.episode_step,
+                s.counters,
+                s.max_priority,
+                s.beta,
+                s.offset,
+                s.seed.view(1),
+            )
+        ),
+    )

@@ -1,0 +1,125 @@
+"""A buffer's state out of it and back: copies in memory, and checkpoints on disk."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sharpwave.ops.sumtree import tree_rebuild
+from sharpwave.replay.storage import Field
+from sharpwave.run import checkpoint
+from sharpwave.run.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from sharpwave.replay.core import Replay
+
+_KIND = "sharpwave-replay"
+_VERSION = 1
+_DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+
+
+def state_dict(buffer: "Replay") -> dict[str, Any]:
+    """See `Replay.state_dict`. Of each ring only the part that was ever written is kept."""
+    return _describe(buffer) | {
+        "tensors": {k: t.clone() for k, t in buffer.state.tensors.items()},
+        "fields": {k: t.clone() for k, t in _used(buffer).items()},
+    }
+
+
+def load_state_dict(buffer: "Replay", state: Mapping[str, Any]) -> None:
+    """See `Replay.load_state_dict`."""
+    if not isinstance(state, Mapping) or state.get("format") != _KIND or not {"tensors", "fields"} <= state.keys():
+        raise ValueError(f"state must be what a replay buffer's state_dict() returned; got {type(state).__name__}")
+    if state["version"] != _VERSION:
+        raise ValueError(f"state has version {state['version']!r}, this sharpwave reads {_VERSION}: upgrade sharpwave")
+    mine = _describe(buffer)
+    for key in ("kind", "layout"):
+        if state[key] != mine[key]:
+            raise ValueError(
+                f"state is of {key} {state[key]}, this buffer of {mine[key]}: make it with the same arguments"
+            )
+    if buffer.storage is not None and mine["spec"] != state["spec"]:
+        raise ValueError(f"state holds the fields {state['spec']}, this buffer {mine['spec']}")
+    own = buffer.state.tensors
+    for key, tensor in own.items():
+        given = state["tensors"].get(key)
+        if not isinstance(given, Tensor) or given.shape != tensor.shape or given.dtype != tensor.dtype:
+            raise ValueError(f"state's tensor {key!r} must be {tuple(tensor.shape)} {tensor.dtype}: it is damaged")
+    spec = {k: Field(tuple(shape), _DTYPES[dtype]) for k, (shape, dtype) in state["spec"].items()}
+    lead = (max(buffer.state.layout.envs, 1), state["used"])
+    for key, field in spec.items():
+        given = state["fields"].get(key)
+        if not isinstance(given, Tensor) or tuple(given.shape) != (*lead, *field.shape) or given.dtype != field.dtype:
+            raise ValueError(f"state's field {key!r} must be {(*lead, *field.shape)} {field.dtype}: it is damaged")
+    if buffer.storage is None and spec:
+        buffer._make_storage(spec)
+    for key, tensor in own.items():
+        tensor.copy_(state["tensors"][key])
+    for key, tensor in _used(buffer, state["used"]).items():
+        tensor.copy_(state["fields"][key])
+    tree_rebuild(buffer.state.tree)
+    buffer._alpha = float(state["alpha"])
+
+
+def save(buffer: "Replay", path: str | os.PathLike) -> None:
+    """See `Replay.save`."""
+    tensors = {f"state.{k}": t for k, t in buffer.state.tensors.items()}
+    tensors |= {f"field.{k}": t for k, t in _used(buffer).items()}
+    checkpoint.save(Path(path), tensors, _describe(buffer) | {"options": buffer._options, "device": buffer.device.type})
+
+
+def load(cls: Any, path: Any, device: Any, storage: Any) -> "Replay":
+    """See `Replay.load`."""
+    tensors, meta = checkpoint.load(path)
+    if meta.get("format") != _KIND:
+        raise CheckpointError(f"{path} holds no replay buffer: give a directory that a buffer's save() wrote")
+    if meta["kind"] != cls.kind:
+        raise CheckpointError(f"{path} holds a {meta['kind']}: load it with {meta['kind']}.load")
+    if meta["version"] != _VERSION:
+        raise CheckpointError(
+            f"{path} has version {meta['version']!r}, this sharpwave reads {_VERSION}: upgrade sharpwave"
+        )
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["options"].items()}
+    buffer = cls(**options, device=meta["device"] if device is None else device, storage=storage)
+    parts = {
+        name: {k.split(".", 1)[1]: t for k, t in tensors.items() if k.startswith(name)} for name in ("state", "field")
+    }
+    try:
+        load_state_dict(buffer, meta | {"tensors": parts["state"], "fields": parts["field"]})
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return buffer
+
+
+def _describe(buffer: "Replay") -> dict[str, Any]:
+    layout = buffer.state.layout
+    storage = buffer.storage
+    spec = {} if storage is None else {k: [list(f.shape), str(f.dtype)] for k, f in storage.fields.items()}
+    return {
+        "format": _KIND,
+        "version": _VERSION,
+        "kind": buffer.kind,
+        "layout": {k: getattr(layout, k) for k in ("ring", "envs", "span", "short", "period", "frames")},
+        "spec": spec,
+        "used": _extent(buffer),
+        "alpha": buffer.alpha,
+    }
+
+
+def _extent(buffer: "Replay") -> int:
+    """Positions of a ring that were ever written: all after the last written one and the one ahead of it are not."""
+    layout = buffer.state.layout
+    written = (buffer.state.generation >= 0).view(-1, layout.ring).any(0).nonzero()
+    return min(int(written[-1]) + 2, layout.ring) if len(written) else 0
+
+
+def _used(buffer: "Replay", extent: int | None = None) -> dict[str, Tensor]:
+    if buffer.storage is None:
+        return {}
+    layout = buffer.state.layout
+    extent = _extent(buffer) if extent is None else extent
+    rings = (max(layout.envs, 1), layout.ring)
+    return {k: t.view(*rings, *t.shape[1:])[:, :extent] for k, t in buffer.storage.tensors.items()}

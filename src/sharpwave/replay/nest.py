@@ -1,0 +1,84 @@
+"""Nests of named tensors: what `add` takes and `sample` returns."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Batch(dict):
+    """A dict whose entries are attributes too: `batch.obs` is `batch["obs"]`; nested fields are Batches."""
+
+    __slots__ = ("_outputs",)
+    _outputs: Any
+    """The memory behind the entries, as the buffer that made them keeps it for `out=`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the batch has no field {name!r}; it has {', '.join(self)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_outputs":
+            object.__setattr__(self, name, value)
+        else:
+            self[name] = value
+
+
+# What `sample` adds to the fields, and what a dict's own attributes would hide.
+DRAWN = ("indices", "weights", "probabilities", "generations", "discount", "mask")
+_HIDDEN = frozenset(name for name in dir(dict) if not name.startswith("_"))
+
+
+def check_name(path: str) -> None:
+    """Raise unless each part of a dotted path can be a field's name."""
+    for part in path.split("."):
+        if part in DRAWN:
+            raise ValueError(
+                f"field {path!r}: {part!r} is what sample() returns beside the fields; choose another name"
+            )
+        if part in _HIDDEN or not part.isidentifier():
+            raise ValueError(f"field {path!r}: {part!r} cannot be an attribute of a batch; choose another name")
+
+
+def flatten(nest: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"obs": {"image": x}} as {"obs.image": x}; takes any Mapping, and a TensorDict where one comes."""
+    flat: dict[str, Any] = {}
+    for key, value in nest.items():
+        if not isinstance(key, str):
+            raise TypeError(f"field names must be str; got {key!r} of {type(key).__name__}")
+        if isinstance(value, Mapping) or hasattr(value, "batch_size"):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def put(batch: Batch, path: str, value: Any) -> None:
+    """Set a dotted path in a nest of Batches."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        batch = batch.setdefault(parent, Batch())
+    batch[name] = value
+
+
+def as_tensor(value: Any, path: str) -> Tensor:
+    """A tensor that shares memory with `value` where it can.
+
+    Raises:
+        TypeError: neither tensor nor array, nor numbers that make one.
+    """
+    if isinstance(value, Tensor):
+        return value.detach() if value.requires_grad else value
+    try:
+        array = np.asarray(value)
+        if array.dtype.hasobject or array.dtype.kind in "USMm":
+            raise TypeError(array.dtype)
+        return torch.from_numpy(array if array.flags.writeable and array.dtype.isnative else array.copy())
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"field {path!r} must be a tensor or an array of numbers; got {type(value).__name__} ({error})"
+        ) from None

@@ -1,0 +1,152 @@
+"""Where transitions lie: one tensor a field, (slots, ...), on a device, in pinned memory, or in sparse files."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sharpwave.replay.nest import as_tensor, check_name
+
+# Rewards enter arithmetic and ends enter logic, so these have one dtype whatever comes.
+FIXED_DTYPES = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
+# NumPy's dtype for each, and whether it is the same: bfloat16, which NumPy lacks, is kept as its 16 bits.
+NUMPY = {
+    getattr(torch, name): (np.dtype(name), True)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+} | {torch.bfloat16: (np.dtype(np.int16), False)}
+_LAYOUT = "sharpwave-replay.json"
+
+
+@dataclass(frozen=True)
+class Field:
+    """Shape and dtype of one item of a field."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.shape} {str(self.dtype).removeprefix('torch.')}"
+
+
+class Storage:
+    """`slots` items of each field; `fields` and `tensors` are by dotted path.
+
+    Args:
+        slots: number of items.
+        fields: each field's item.
+        where: a torch device; "pinned" (page-locked host memory, which a GPU copies from fastest); or the path of a
+            directory that does not exist yet or is empty, for memory-mapped sparse files, one a field.
+    """
+
+    def __init__(self, slots: int, fields: Mapping[str, Field], where: torch.device | str | os.PathLike):
+        for path, field in fields.items():
+            check_name(path)
+            if field.dtype not in NUMPY:
+                raise TypeError(
+                    f"field {path!r}: dtype {field.dtype} cannot be stored; use one of {[*map(str, NUMPY)]}"
+                )
+        self.slots = slots
+        self.fields = dict(fields)
+        if isinstance(where, torch.device):
+            self.device = where
+            self.tensors = {k: _zeros(slots, f, where) for k, f in fields.items()}
+        else:
+            self.device = torch.device("cpu")
+            self.tensors = _pinned(slots, fields) if where == "pinned" else _mapped(slots, fields, Path(where))
+        on_cpu = self.device.type == "cpu"
+        # Views made once: taking one costs as much as copying a hundred small items.
+        self.arrays = {k: as_array(t) for k, t in self.tensors.items()} if on_cpu else {}
+        self.row_bytes = {k: f.bytes for k, f in fields.items()}
+
+    def check(self, flat: Mapping[str, object], size: int | None = None) -> dict[str, Tensor]:
+        """The fields of one `add` as tensors of this storage's dtypes, all of one batch size (`size` if given).
+
+        Raises:
+            KeyError: a field missing or new.
+            ValueError: a wrong shape.
+            TypeError: a wrong dtype, or no tensor.
+        """
+        if flat.keys() != self.fields.keys():
+            missing, new = self.fields.keys() - flat.keys(), flat.keys() - self.fields.keys()
+            raise KeyError(
+                f"add() must get the fields {sorted(self.fields)}: missing {sorted(missing)}, unknown {sorted(new)}"
+            )
+        tensors = {}
+        for path, spec in self.fields.items():
+            tensor = as_tensor(flat[path], path)
+            if tensor.ndim == 0 or tuple(tensor.shape[1:]) != spec.shape:
+                raise ValueError(f"field {path!r} must be (batch, *{spec.shape}); got {tuple(tensor.shape)}")
+            size = tensor.shape[0] if size is None else size
+            if tensor.shape[0] != size:
+                raise ValueError(f"field {path!r} must hold {size} items, as the others; got {tensor.shape[0]}")
+            if tensor.dtype != spec.dtype:
+                if path not in FIXED_DTYPES:
+                    raise TypeError(f"field {path!r} must be {spec.dtype}; got {tensor.dtype}: convert it before add()")
+                tensor = tensor.to(spec.dtype)
+            tensors[path] = tensor
+        return tensors
+
+
+def infer_fields(flat: Mapping[str, object]) -> dict[str, Field]:
+    """Fields from the first batch: shape without the leading dimension, dtype as it comes (but see FIXED_DTYPES)."""
+    fields = {}
+    for path, value in flat.items():
+        check_name(path)
+        tensor = as_tensor(value, path)
+        if tensor.ndim == 0:
+            raise ValueError(f"field {path!r} must be (batch, ...); got a scalar: add a leading batch dimension")
+        fields[path] = Field(tuple(tensor.shape[1:]), FIXED_DTYPES.get(path, tensor.dtype))
+    if not fields:
+        raise ValueError("add() must get at least one field, such as obs=..., action=..., reward=...")
+    return fields
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """A NumPy view of a CPU tensor; bfloat16, which NumPy lacks, as its 16 bits."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _zeros(slots: int, field: Field, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros((slots, *field.shape), dtype=field.dtype, device=device)
+    # NumPy asks for huge pages where PyTorch does not; rows are read at random, so page table walks count.
+    return _as_field(torch.from_numpy(np.zeros(max(slots * field.bytes, 1), np.uint8)), slots, field)
+
+
+def _as_field(memory: Tensor, slots: int, field: Field) -> Tensor:
+    return memory[: slots * field.bytes].view(field.dtype).view(slots, *field.shape)
+
+
+def _pinned(slots: int, fields: Mapping[str, Field]) -> dict[str, Tensor]:
+    if not torch.cuda.is_available():
+        raise ValueError("storage='pinned' needs a CUDA GPU: use storage='cpu'")
+    return {k: torch.zeros((slots, *f.shape), dtype=f.dtype, pin_memory=True) for k, f in fields.items()}
+
+
+def _mapped(slots: int, fields: Mapping[str, Field], directory: Path) -> dict[str, Tensor]:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(f"storage directory {directory} exists and is not empty: choose another; nothing was changed")
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for path, field in fields.items():
+        size = max(slots * field.bytes, 1)
+        with open(directory / f"{path}.bin", "xb") as file:
+            file.truncate(size)  # a hole: the disk gives blocks only to what is written
+        memory = torch.from_numpy(np.memmap(directory / f"{path}.bin", np.uint8, "r+", shape=(size,)))
+        tensors[path] = _as_field(memory, slots, field)
+    layout = {k: [list(f.shape), str(f.dtype)] for k, f in fields.items()}
+    (directory / _LAYOUT).write_text(json.dumps({"slots": slots, "fields": layout}, indent=1) + "\n")
+    return tensors
