@@ -43,7 +43,7 @@ def fingerprint(agent):
     tensors, structure = flatten(state)
     digest = hashlib.sha256(repr(structure).encode())
     for name in sorted(tensors):
-        digest.update(tensors[name].reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensors[name].reshape(-1).contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -5,7 +5,7 @@ import torch
 
 from sharpwave.envs import Continuous, Discrete, Observation
 from sharpwave.nn import CategoricalActions, GaussianActions, Policy, make_encoder
-from sharpwave.nn.encoders import AlignedLinear
+from sharpwave.nn.linear import AlignedLinear, linear_float32
 
 FLAT = Observation((5,), torch.float32)
 
@@ -61,6 +61,24 @@ def test_padded_input_gives_the_same_output_and_gradient():
     z = layer(torch.nn.functional.pad(x, (0, 3)))
     z.square().sum().backward()
     assert torch.allclose(y, z) and torch.allclose(grad, layer.weight.grad)
+
+
+@pytest.mark.gpu
+def test_float32_out_of_bf16_products():
+    """Exact products of the bf16 operands, but for the rounding of float32 sums."""
+    x = torch.randn(64, 9, 32, device="cuda").bfloat16().requires_grad_()
+    weight = torch.randn(5, 32, device="cuda", requires_grad=True)
+    y = linear_float32(x, weight)
+    assert y.dtype == torch.float32 and y.shape == (64, 9, 8) and (y[..., 5:] == 0).all()
+    want = x.double() @ weight.bfloat16().double().t()
+    assert (y[..., :5] - want).abs().max() < 1e-5 * want.abs().max()
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    dy = dy.bfloat16().double()
+    assert torch.allclose(
+        weight.grad.double(), dy[..., :5].flatten(0, 1).t() @ x.double().flatten(0, 1), rtol=1e-4, atol=1e-4
+    )
+    assert torch.allclose(x.grad.double(), dy[..., :5] @ weight.bfloat16().double(), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("kind, shape, words", [("rnn", (5,), "encoder must be one of"), ("cnn", (5,), "use 'mlp'")])

@@ -84,12 +84,27 @@ def test_a_step_not_kept_changes_nothing(bad):
         p.grad = torch.ones_like(p)
     opt.step(keep=torch.tensor(True))
     before = [p.detach().clone() for p in params], copy.deepcopy(opt.state_dict())
+    params[1].grad[1] = bad
+    opt.step()  # noticed by itself
+    assert opt.skipped == 1 and opt.first_bad == 3 * 2 + 1 and not torch.isfinite(opt.grad_norm)
     for p in params:
-        p.grad = torch.full_like(p, bad)
-    opt.step(keep=torch.tensor(False))
+        p.grad = torch.ones_like(p)
+    opt.step(keep=torch.tensor(False))  # or told so
+    assert opt.skipped == 2
     assert all(torch.equal(p, q) for p, q in zip(params, before[0], strict=True))
     for now, then in zip(opt.state_dict()["state"].values(), before[1]["state"].values(), strict=True):
         assert torch.equal(now["momentum"], then["momentum"])
+
+
+def test_clip_by_global_norm():
+    """Gradients (3) and (4) have norm 5; clipped to 1 they are 0.6 and 0.8 (to 1e-6)."""
+    params = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    opt = Muon(params, lr=1.0, momentum=0.0, max_grad_norm=1.0)
+    for p, g in zip(params, (3.0, 4.0), strict=True):
+        p.grad = torch.tensor([g])
+    opt.step()
+    assert [p.item() for p in params] == pytest.approx([-0.6, -0.8], abs=1e-6)
+    assert opt.grad_norm.item() == pytest.approx(5)
 
 
 def test_state_dict_continues_bit_for_bit():
@@ -135,7 +150,8 @@ def test_works_with_torch_schedulers():
 
 
 @pytest.mark.parametrize(
-    "keywords, words", [(dict(lr=0.0), "lr must be > 0"), (dict(momentum=1.0), "momentum must be")]
+    "keywords, words",
+    [(dict(lr=0.0), "lr must be > 0"), (dict(momentum=1.0), "momentum must be"), (dict(max_grad_norm=0.0), "max_grad")],
 )
 def test_errors(keywords, words):
     with pytest.raises(ValueError, match=words):

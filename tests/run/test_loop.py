@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sharpwave.envs import EnvFault
 from sharpwave.run import checkpoint, loop, rundir
 from sharpwave.run.errors import CheckpointError, UserError
 from sharpwave.run.log import read_metrics
@@ -117,6 +118,19 @@ def test_resuming_a_complete_run_does_nothing(tmp_path):
     assert loop.run(again, path, resume=True) is True
     assert torch.equal(again.walk, trainer.walk)
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file() and "tensorboard" not in p.parts} == before
+
+
+def test_a_fault_of_an_environment_is_named_and_the_way_on_shown(tmp_path):
+    trainer, path = start(tmp_path / "x", epochs=6, checkpoint_interval=2)
+
+    def fail(epoch):
+        if epoch == 3:
+            raise EnvFault("toy", 5, 7, "returned NaN")
+
+    trainer.on_epoch = fail
+    with pytest.raises(UserError, match=r"toy: environment 5 returned NaN at step 7; .* sharpwave resume .*x"):
+        loop.run(trainer, path)
+    assert loop.newest(path).exists()
 
 
 def test_time_goes_on_counting(tmp_path):

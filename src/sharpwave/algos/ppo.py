@@ -164,7 +164,7 @@ class PPO:
         self.policy = policy.to(self.device)
         vectors = [] if self.policy.log_std is None else [self.policy.log_std]
         self.lr = torch.tensor(config.lr, device=self.device)
-        self.optimizer = Muon(self.policy.parameters(), self.lr, config.momentum, vectors=vectors)
+        self.optimizer = Muon(self.policy.parameters(), self.lr, config.momentum, config.max_grad_norm, vectors=vectors)
 
         self.generator = seeding.generator(self.device, config.seed, rank, "actions")
         self.draw_seed = seeding.stream_seed(config.seed, rank, "segments")
@@ -183,7 +183,6 @@ class PPO:
             [self.generator, *self.env.generators],
             enabled=self.env.capturable,
         )
-        self._names = [name for name, _ in self.policy.named_parameters()]
         self._faults: list[str] = []
 
         def zeros(n: int) -> Tensor:
@@ -191,7 +190,7 @@ class PPO:
 
         self._updates, self._kept, self._bad_priorities = zeros(1), zeros(1), zeros(1)
         self._stats, self._variance = zeros(len(STATS) + 1), zeros(2)
-        self._bad_terms, self._bad_gradients = zeros(len(STATS)), zeros(len(self._names))
+        self._bad_terms, self._bad_gradients = zeros(len(STATS)), zeros(1)
         self.state = self.policy.initial_state(config.num_envs)
         self.begins = torch.ones(config.num_envs, dtype=torch.bool, device=self.device)
         start = self.env.reset(seeding.stream_seed(config.seed, rank, "env"))
@@ -276,8 +275,10 @@ class PPO:
             loss.backward()
 
         with self.timer("optimizer"), torch.no_grad():  # g
-            keep = self._clip_gradients(loss, stats)
+            keep = loss.isfinite()
             self.optimizer.step(keep=keep)
+            keep &= self.optimizer.grad_norm.isfinite()
+            self._gather_metrics(keep, stats)
 
         with self.timer("write back"), torch.no_grad():  # h
             # A segment drawn twice takes what its last draw says, whatever the order of the writes.
@@ -322,19 +323,13 @@ class PPO:
             with self._autocast():
                 next_value[which] = self.policy.step(step.next_obs[which], state[:, which]).value
 
-    def _clip_gradients(self, loss: Tensor, stats: Tensor) -> Tensor:
-        """Scale the gradient to the allowed norm. Returns a 0-d bool: loss and gradient are finite, take the step."""
-        grads = [p.grad for p in self.policy.parameters() if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm(grads))
-        norm = norms.norm()
-        torch._foreach_mul_(grads, (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1))
-        keep = norm.isfinite() & loss.isfinite()
-        self._stats += torch.where(keep, torch.cat([stats, norm[None]]), 0)
+    def _gather_metrics(self, keep: Tensor, stats: Tensor) -> None:
+        """Add up what `metrics` reads, on the device: means over the updates that were taken."""
         self._updates += 1
         self._kept += keep
+        self._stats += torch.where(keep, torch.cat([stats, self.optimizer.grad_norm[None]]), 0)
         self._bad_terms += ~stats.isfinite()
-        self._bad_gradients += ~norms.isfinite()
-        return keep
+        self._bad_gradients += ~self.optimizer.grad_norm.isfinite()
 
     @torch.no_grad()
     def _explained_variance(self) -> None:
@@ -450,6 +445,11 @@ class PPO:
             counter.zero_()
 
     def _read_faults(self) -> list[str]:
-        terms = [name for name, n in zip(STATS, self._bad_terms.tolist(), strict=True) if n]
-        grads = [name for name, n in zip(self._names, self._bad_gradients.tolist(), strict=True) if n]
-        return [*terms, *(f"the gradient of {name}" for name in grads)]
+        found = [name for name, n in zip(STATS, self._bad_terms.tolist(), strict=True) if n]
+        if self._bad_gradients.item():
+            place = self.optimizer.first_bad.item()
+            for name, p in self.policy.named_parameters():
+                if place < p.numel():
+                    return [*found, f"the gradient of {name}"]
+                place -= p.numel()
+        return found

@@ -44,9 +44,11 @@ class EpisodeStats:
         self._return = torch.zeros(num_envs, device=device)
         self._length = torch.zeros(num_envs, device=device)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
-        # One entry past the window takes what the episodes that go on write.
-        self._returns = torch.zeros(self.window + 1, device=device)
-        self._lengths = torch.zeros(self.window + 1, device=device)
+        # Past the window lies a place for each environment, where the episodes that go on write: in one place for all,
+        # a GPU would serve thousands of writes one after the other.
+        self._returns = torch.zeros(self.window + num_envs, device=device)
+        self._lengths = torch.zeros(self.window + num_envs, device=device)
+        self._aside = self.window + torch.arange(num_envs, device=device)
 
     def update(self, step: Step) -> None:
         """Take in one step of the N environments."""
@@ -56,7 +58,7 @@ class EpisodeStats:
         if not ended.is_cuda and not bool(ended.any()):  # Nothing to record; on a host the answer costs no wait.
             return
         slot = (self._count + ended.cumsum(0) - 1).remainder_(self.window)
-        slot = torch.where(ended, slot, self.window)
+        slot = torch.where(ended, slot, self._aside)
         self._returns.scatter_(0, slot, self._return)
         self._lengths.scatter_(0, slot, self._length)
         self._count.add_(ended.sum())

@@ -5,9 +5,9 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sharpwave.envs.base import Observation
+from sharpwave.nn.linear import AlignedLinear
 
 EncoderKind = Literal["linear", "mlp", "cnn"]
 
@@ -33,23 +33,6 @@ class _ChannelsFirst(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         return obs.permute(0, 3, 1, 2)
-
-
-class AlignedLinear(nn.Linear):
-    """A linear layer that also takes inputs padded with zeros to a multiple of ALIGNMENT; a GPU's it pads itself.
-
-    There a GEMM whose inner dimension is no such multiple takes 4 to 5 times as long.
-    """
-
-    ALIGNMENT = 8
-
-    def forward(self, input: Tensor) -> Tensor:
-        x = input
-        if x.is_cuda and x.shape[-1] == self.in_features:
-            if torch.is_autocast_enabled("cuda"):
-                x = x.to(torch.get_autocast_dtype("cuda"))
-            x = F.pad(x, (0, -self.in_features % self.ALIGNMENT))
-        return F.linear(x, F.pad(self.weight, (0, x.shape[-1] - self.in_features)), self.bias)
 
 
 def _linear(n_in: int, n_out: int, bias: bool = True) -> AlignedLinear:

@@ -4,11 +4,14 @@ torch.optim.Muon (2.9 to 2.13) repeats one coefficient triple, takes matrices on
 host and takes no vectors, so it cannot be captured with a schedule; hence this one.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # (a, b, c) of each step: x -> a x + b x^3 + c x^5 on singular values. All five map [1e-2, 1] into [0.978, 1.032].
 NEWTON_SCHULZ = (
@@ -43,30 +46,44 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     x = x if x.ndim == 3 else x[None]
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
+    if x.is_cuda:
+        # Rows and columns of zeros stay zero and change no singular value; other widths make GEMMs several times slower.
+        rows, columns = x.shape[-2:]
+        x = F.pad(x, (0, -columns % 8, 0, -rows % 8))
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float32).clamp(min=1e-7)
     x = (x / norm).to(matrix.dtype)
     for a, b, c in NEWTON_SCHULZ:
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    return (x.mT if tall else x).reshape(matrix.shape)
+    x = x.mT if tall else x
+    return x[..., : matrix.shape[-2], : matrix.shape[-1]].reshape(matrix.shape)
 
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum with orthogonalised matrix updates; vectors take the plain momentum step.
 
+        g <- g min(1, max_grad_norm / (|g| + 1e-6)), |g| over all parameters
         m <- mu m + g;   u = g + mu m
         two dimensions:  w <- w - lr sqrt(max(1, rows / cols)) orthogonalize(u)
         otherwise:       w <- w - lr u
 
-    Matrices of one shape are orthogonalised in one batch.
+    Where |g| is not finite, nothing changes but `skipped`, which counts such steps: no host wait. Matrices of one shape
+    are orthogonalised in one batch, and on a GPU different shapes on parallel streams (branches, in a captured graph).
 
     Args:
         params: parameters, or groups as torch.optim takes them; float32 (masters of a lower-precision copy, if any).
         lr: learning rate > 0; a 0-d tensor on the parameters' device lets a captured graph follow a schedule.
         momentum: mu, in [0, 1).
+        max_grad_norm: largest global norm of a group's gradient, > 0; infinity, the default, leaves it as it is.
         dtype: of the Newton-Schulz steps; None is bf16 on CUDA and float32 elsewhere. Momentum is float32 always.
         vectors: parameters to take the plain step although they have two dimensions (a log-std, an embedding row).
+
+    Attributes:
+        grad_norm: 0-d, |g| before clipping at the last step (of the last group).
+        skipped: 0-d int64.
+        first_bad: 0-d int64, the place of the first entry that was not finite at the last step skipped for it, in the
+            group's gradients flattened one after the other.
 
     Raises:
         ValueError: a value out of range.
@@ -79,6 +96,7 @@ class Muon(torch.optim.Optimizer):
         params: Iterable,
         lr: float | Tensor = 0.015,
         momentum: float = 0.95,
+        max_grad_norm: float = math.inf,
         dtype: torch.dtype | None = None,
         vectors: Iterable[Tensor] = (),
     ):
@@ -86,40 +104,57 @@ class Muon(torch.optim.Optimizer):
             raise ValueError(f"lr must be > 0; got {lr}")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1); got {momentum}")
-        super().__init__(params, dict(lr=lr, momentum=momentum))
+        if not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm must be > 0; got {max_grad_norm}")
+        super().__init__(params, dict(lr=lr, momentum=momentum, max_grad_norm=max_grad_norm))
         self._dtype = dtype
         self._vectors = {id(p) for p in vectors}
+        device = self.param_groups[0]["params"][0].device
+        self.grad_norm = torch.zeros((), device=device)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self.first_bad = torch.zeros((), dtype=torch.int64, device=device)
+        self._streams: list[torch.cuda.Stream] = []
         for group in self.param_groups:
             for p in group["params"]:
                 self.state[p]["momentum"] = torch.zeros_like(p, dtype=torch.float32)
 
     @torch.no_grad()
     def step(self, closure=None, *, keep: Tensor | None = None):
-        """One step; none, without a host wait, where the 0-d bool tensor `keep` is false."""
+        """One step, or none (without a host wait) where the 0-d bool tensor `keep` is false; the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            momenta: list[Tensor] = [self.state[p]["momentum"] for p in params]
-            grads = [p.grad.float() for p in params]
-            if keep is not None:
-                new = torch._foreach_mul(momenta, group["momentum"])
-                torch._foreach_add_(new, grads)
-                new = [torch.where(keep, n, m) for n, m in zip(new, momenta, strict=True)]
-                torch._foreach_copy_(momenta, new)
-            else:
-                torch._foreach_mul_(momenta, group["momentum"])
-                torch._foreach_add_(momenta, grads)
-            updates = list(torch._foreach_mul(momenta, group["momentum"]))
-            torch._foreach_add_(updates, grads)
-            directions = self._directions(params, updates)
-            torch._foreach_mul_(directions, group["lr"])
-            if keep is not None:
-                directions = [torch.where(keep, d, 0) for d in directions]
-            torch._foreach_sub_(params, directions)
+            if params:
+                self._step(group, params, keep)
         return loss
+
+    def _step(self, group: dict[str, Any], params: list[Tensor], keep: Tensor | None) -> None:
+        """One flat vector for what is done entry by entry: a network has many small tensors, and each launch costs."""
+        momenta: list[Tensor] = [self.state[p]["momentum"] for p in params]
+        sizes = [p.numel() for p in params]
+        mu = group["momentum"]
+        g = torch.cat([p.grad.reshape(-1).float() for p in params if p.grad is not None])
+        norm = torch.linalg.vector_norm(g)
+        self.grad_norm.copy_(norm)
+        finite = norm.isfinite()
+        keep = finite if keep is None else finite & keep
+        self.skipped += ~keep
+        bad = g.isfinite().logical_not_().view(torch.uint8).argmax()
+        self.first_bad.copy_(torch.where(finite, self.first_bad, bad))
+        if math.isfinite(group["max_grad_norm"]):
+            g *= (group["max_grad_norm"] / (norm + 1e-6)).clamp(max=1)
+        old = torch.cat([m.reshape(-1) for m in momenta])
+        new = torch.add(g, old, alpha=mu)
+        update = torch.add(g, new, alpha=mu)
+        torch._foreach_copy_(momenta, _shaped(torch.where(keep, new, old), sizes, params))
+
+        directions = self._directions(params, _shaped(update, sizes, params))
+        step = torch.cat([d.reshape(-1) for d in directions])
+        step = torch.where(keep, step * group["lr"], 0)
+        torch._foreach_sub_(params, _shaped(step, sizes, params))
 
     def _directions(self, params: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
         """The step of each parameter at learning rate 1."""
@@ -128,11 +163,38 @@ class Muon(torch.optim.Optimizer):
         for i, p in enumerate(params):
             if p.ndim == 2 and id(p) not in self._vectors:
                 batches[p.shape].append(i)
-        for shape, members in batches.items():
-            batch = torch.stack([updates[i] for i in members])
-            dtype = self._dtype or (torch.bfloat16 if batch.is_cuda else torch.float32)
-            scale = max(1.0, shape[0] / shape[1]) ** 0.5
-            batch = orthogonalize(batch.to(dtype)).float() * scale
+        # The largest first: it runs on the current stream while the others find room beside it.
+        order = sorted(batches, key=lambda shape: -len(batches[shape]) * shape[0] * shape[1])
+        for branch, shape in enumerate(order):
+            members = batches[shape]
+
+            def orthogonalized(shape=shape, members=members) -> Tensor:
+                batch = torch.stack([updates[i] for i in members])
+                dtype = self._dtype or (torch.bfloat16 if batch.is_cuda else torch.float32)
+                scale = max(1.0, shape[0] / shape[1]) ** 0.5
+                return orthogonalize(batch.to(dtype)).float() * scale
+
+            on_gpu = params[0].is_cuda
+            batch = self._beside(branch, orthogonalized) if on_gpu and branch else orthogonalized()
             for i, direction in zip(members, batch.unbind(), strict=True):
                 directions[i] = direction
+        if params[0].is_cuda:
+            for stream in self._streams[: max(0, len(order) - 1)]:
+                torch.cuda.current_stream().wait_stream(stream)
         return directions
+
+    def _beside(self, branch: int, fn: Callable[[], Tensor]) -> Tensor:
+        """fn() on a side stream that has waited for the current one."""
+        while len(self._streams) < branch:
+            self._streams.append(torch.cuda.Stream())
+        stream, current = self._streams[branch - 1], torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            result = fn()
+        result.record_stream(current)
+        return result
+
+
+def _shaped(flat: Tensor, sizes: list[int], like: list[Tensor]) -> list[Tensor]:
+    """Views of `flat` in the shapes of `like`."""
+    return [x.view(t.shape) for x, t in zip(flat.split(sizes), like, strict=True)]

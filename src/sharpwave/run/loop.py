@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
-from sharpwave.envs.base import VectorEnv
+from sharpwave.envs.base import EnvFault, VectorEnv
 from sharpwave.run import checkpoint, rundir, threads
 from sharpwave.run.display import Display, Silent
-from sharpwave.run.errors import CheckpointError
+from sharpwave.run.errors import CheckpointError, UserError
 from sharpwave.run.evaluate import Agent
 from sharpwave.run.log import RunLog
 from sharpwave.run.signals import StopRequest
@@ -87,7 +87,8 @@ def run(
 
     Raises:
         CheckpointError: there is no checkpoint to resume from, or it is damaged or of another configuration.
-        UserError: another process trains in `run_dir`.
+        UserError: another process trains in `run_dir`; an environment failed (the message names it, and the checkpoint
+            to go on from).
     """
     config = trainer.config
     display = display or Silent()
@@ -102,7 +103,14 @@ def run(
             last_step, last_time = trainer.global_step, time.perf_counter()
             final = trainer.epoch >= trainer.num_epochs or (stop is not None and stop.requested)
             while not final:
-                trainer.train_epoch()
+                try:
+                    trainer.train_epoch()
+                except EnvFault as fault:
+                    # What the epoch had done so far is lost: half a rollout is no state to go on from.
+                    raise UserError(
+                        f"{fault}; mend the environment, then go on from {newest(run_dir).name}: "
+                        f"sharpwave resume {run_dir}"
+                    ) from fault
                 # Asked once an epoch: a request that comes while this one is saved is answered after the next.
                 final = trainer.epoch >= trainer.num_epochs or (stop is not None and stop.requested)
                 save = final or trainer.epoch % config.checkpoint_interval == 0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 N_STATS = 6
 MOMENT_BLOCK = 512
+PROGRAMS = 1024  # about eight for each multiprocessor of a large GPU; they share the rows
 _LOG_2PI = tl.constexpr(1.8378770664093453)
 
 
@@ -93,27 +94,20 @@ def _finish(
     tl.debug_barrier()
     done = tl.atomic_add(ticket_ptr, 1, sem="acq_rel")
     if done == programs - 1:
-        offs = tl.arange(0, BLOCKS)
-        loss = 0.0
-        for stat in tl.static_range(6):
-            total = tl.zeros([BLOCKS], tl.float32)
-            for start in range(0, programs, BLOCKS):
-                # Past the L1 cache, which may hold what another program wrote since.
-                total += tl.load(
-                    partial_ptr + stat * programs + start + offs,
-                    mask=start + offs < programs,
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
-            mean = tl.sum(total, 0) / count
-            tl.store(stats_ptr + stat, mean)
-            if stat == 0:
-                loss += mean
-            if stat == 1:
-                loss += vf_coef * mean
-            if stat == 2:
-                loss -= ent_coef * mean
-        tl.store(loss_ptr, loss)
+        offs = tl.arange(0, BLOCKS)[None, :]
+        stat = tl.arange(0, 8)[:, None]
+        # Past the L1 cache, which may hold what another program wrote since.
+        parts = tl.load(
+            partial_ptr + stat * programs + offs, mask=(stat < 6) & (offs < programs), other=0.0, cache_modifier=".cg"
+        )  # [8, BLOCKS]
+        means = tl.sum(parts, 1) / count  # [8]
+        offs_stat = tl.arange(0, 8)
+        tl.store(stats_ptr + offs_stat, means, mask=offs_stat < 6)
+        share = tl.where(
+            offs_stat == 0, 1.0, tl.where(offs_stat == 1, vf_coef, tl.where(offs_stat == 2, -ent_coef, 0.0))
+        )
+        # A coefficient of 0 must not hide a NaN behind 0 * NaN, nor spread one from the means that are only reported.
+        tl.store(loss_ptr, tl.sum(tl.where(offs_stat < 3, share * means, 0.0), 0))
 
 
 @triton.jit
@@ -122,78 +116,96 @@ def _categorical_kernel(
     ent_coef_ptr, ratio_ptr, d_logits_ptr, d_value_ptr, moments_ptr, partial_ptr, ticket_ptr, loss_ptr, stats_ptr,
     n, stride_logits, stride_value, stride_action, clip, vf_clip, vf_coef,
     NVEC: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr, HAS_VALID: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     mean, std, count = _moments(moments_ptr, PARTS)
     ent_coef = tl.load(ent_coef_ptr)
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_k = tl.arange(0, BLOCK_K)
-    mask_m = offs_m < n
-    mask_mk = mask_m[:, None] & (offs_k < WIDTH)[None, :]  # [BLOCK_M, BLOCK_K]
-    logits = tl.load(logits_ptr + offs_m[:, None] * stride_logits + offs_k[None, :], mask=mask_mk, other=0.0)
-    logits = logits.to(tl.float32)
-    given = mask_mk
-    if HAS_MASK:
-        given = mask_mk & (tl.load(mask_ptr + offs_m[:, None] * WIDTH + offs_k[None, :], mask=mask_mk, other=0) != 0)
-
-    logprob = tl.zeros([BLOCK_M], tl.float32)
-    entropy = tl.zeros([BLOCK_M], tl.float32)
-    probs = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
-    logps = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
-    entropies = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)  # of the head that a column belongs to
-    taken = tl.zeros([BLOCK_M, BLOCK_K], tl.int1)
-    start = 0
-    for head in tl.static_range(len(NVEC)):
-        inside = ((offs_k >= start) & (offs_k < start + NVEC[head]))[None, :] & mask_m[:, None]
-        legal = given & inside
+    sum_policy = tl.zeros([BLOCK_M], tl.float32)
+    sum_value = tl.zeros([BLOCK_M], tl.float32)
+    sum_entropy = tl.zeros([BLOCK_M], tl.float32)
+    sum_old_kl = tl.zeros([BLOCK_M], tl.float32)
+    sum_kl = tl.zeros([BLOCK_M], tl.float32)
+    sum_outside = tl.zeros([BLOCK_M], tl.float32)
+    for block in range(tl.program_id(0), tl.cdiv(n, BLOCK_M), tl.num_programs(0)):
+        offs_m = tl.arange(0, BLOCK_M).to(tl.int64) + block * BLOCK_M
+        offs_k = tl.arange(0, BLOCK_K)
+        mask_m = offs_m < n
+        mask_mk = mask_m[:, None] & (offs_k < WIDTH)[None, :]  # [BLOCK_M, BLOCK_K]
+        logits = tl.load(logits_ptr + offs_m[:, None] * stride_logits + offs_k[None, :], mask=mask_mk, other=0.0)
+        logits = logits.to(tl.float32)
+        given = mask_mk
         if HAS_MASK:
-            none = tl.max(legal.to(tl.int32), 1) == 0
-            legal = legal | (inside & none[:, None])
-        top = tl.max(tl.where(legal, logits, -float("inf")), 1)
-        top = tl.where(mask_m, top, 0.0)
-        shifted = tl.where(legal, logits - top[:, None], -float("inf"))
-        e = tl.exp(shifted)
-        total = tl.where(mask_m, tl.sum(e, 1), 1.0)
-        p = e / total[:, None]
-        logp = tl.where(legal, shifted - tl.log(total)[:, None], 0.0)
-        h = -tl.sum(p * logp, 1)
-        action = tl.load(action_ptr + offs_m * stride_action + head, mask=mask_m, other=0)
-        chosen = inside & (offs_k[None, :] == (start + action)[:, None])
-        # An illegal action has probability 0, as its log-probability must say.
-        logprob += tl.sum(tl.where(chosen, tl.where(legal, logp, -float("inf")), 0.0), 1)
-        entropy += h
-        probs = tl.where(inside, p, probs)
-        logps = tl.where(inside, logp, logps)
-        entropies = tl.where(inside, h[:, None], entropies)
-        taken = taken | chosen
-        start += NVEC[head]
+            given = mask_mk & (
+                tl.load(mask_ptr + offs_m[:, None] * WIDTH + offs_k[None, :], mask=mask_mk, other=0) != 0
+            )
 
-    valid = mask_m
-    if HAS_VALID:
-        valid = mask_m & (tl.load(valid_ptr + offs_m, mask=mask_m, other=0) != 0)
-    value = tl.load(value_ptr + offs_m * stride_value, mask=mask_m, other=0.0).to(tl.float32)
-    old_logprob = tl.load(old_logprob_ptr + offs_m, mask=mask_m, other=0.0)
-    old_value = tl.load(old_value_ptr + offs_m, mask=mask_m, other=0.0)
-    advantage = tl.load(advantage_ptr + offs_m, mask=mask_m, other=0.0)
-    weight = tl.load(weight_ptr + offs_m, mask=mask_m, other=0.0)
-    a_hat = (advantage - mean) / (std + 1e-8)
-    ratio, d_logprob, d_value, policy, value_term, old_kl, kl, outside = _surrogate(
-        logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip, vf_clip
-    )
-    tl.store(ratio_ptr + offs_m, ratio, mask=mask_m)
-    d_value = tl.where(valid, vf_coef * d_value / count, 0.0)
-    tl.store(d_value_ptr + offs_m * stride_value, d_value.to(d_value_ptr.dtype.element_ty), mask=mask_m)
-    d = tl.where(taken, d_logprob[:, None], 0.0) - d_logprob[:, None] * probs + ent_coef * probs * (logps + entropies)
-    d = tl.where(valid[:, None], d / count, 0.0)
-    tl.store(
-        d_logits_ptr + offs_m[:, None] * stride_logits + offs_k[None, :],
-        d.to(d_logits_ptr.dtype.element_ty),
-        mask=mask_mk,
-    )
+        logprob = tl.zeros([BLOCK_M], tl.float32)
+        entropy = tl.zeros([BLOCK_M], tl.float32)
+        probs = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+        logps = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+        entropies = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)  # of the head that a column belongs to
+        taken = tl.zeros([BLOCK_M, BLOCK_K], tl.int1)
+        start = 0
+        for head in tl.static_range(len(NVEC)):
+            inside = ((offs_k >= start) & (offs_k < start + NVEC[head]))[None, :] & mask_m[:, None]
+            legal = given & inside
+            if HAS_MASK:
+                none = tl.max(legal.to(tl.int32), 1) == 0
+                legal = legal | (inside & none[:, None])
+            top = tl.max(tl.where(legal, logits, -float("inf")), 1)
+            top = tl.where(mask_m, top, 0.0)
+            shifted = tl.where(legal, logits - top[:, None], -float("inf"))
+            e = tl.exp(shifted)
+            total = tl.where(mask_m, tl.sum(e, 1), 1.0)
+            p = e / total[:, None]
+            logp = tl.where(legal, shifted - tl.log(total)[:, None], 0.0)
+            h = -tl.sum(p * logp, 1)
+            action = tl.load(action_ptr + offs_m * stride_action + head, mask=mask_m, other=0)
+            chosen = inside & (offs_k[None, :] == (start + action)[:, None])
+            # An illegal action has probability 0, as its log-probability must say.
+            logprob += tl.sum(tl.where(chosen, tl.where(legal, logp, -float("inf")), 0.0), 1)
+            entropy += h
+            probs = tl.where(inside, p, probs)
+            logps = tl.where(inside, logp, logps)
+            entropies = tl.where(inside, h[:, None], entropies)
+            taken = taken | chosen
+            start += NVEC[head]
+
+        valid = mask_m
+        if HAS_VALID:
+            valid = mask_m & (tl.load(valid_ptr + offs_m, mask=mask_m, other=0) != 0)
+        value = tl.load(value_ptr + offs_m * stride_value, mask=mask_m, other=0.0).to(tl.float32)
+        old_logprob = tl.load(old_logprob_ptr + offs_m, mask=mask_m, other=0.0)
+        old_value = tl.load(old_value_ptr + offs_m, mask=mask_m, other=0.0)
+        advantage = tl.load(advantage_ptr + offs_m, mask=mask_m, other=0.0)
+        weight = tl.load(weight_ptr + offs_m, mask=mask_m, other=0.0)
+        a_hat = (advantage - mean) / (std + 1e-8)
+        ratio, d_logprob, d_value, policy, value_term, old_kl, kl, outside = _surrogate(
+            logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip, vf_clip
+        )
+        tl.store(ratio_ptr + offs_m, ratio, mask=mask_m)
+        d_value = tl.where(valid, vf_coef * d_value / count, 0.0)
+        tl.store(d_value_ptr + offs_m, d_value.to(d_value_ptr.dtype.element_ty), mask=mask_m)
+        d = (
+            tl.where(taken, d_logprob[:, None], 0.0)
+            - d_logprob[:, None] * probs
+            + ent_coef * probs * (logps + entropies)
+        )
+        d = tl.where(valid[:, None], d / count, 0.0)
+        tl.store(
+            d_logits_ptr + offs_m[:, None] * WIDTH + offs_k[None, :],
+            d.to(d_logits_ptr.dtype.element_ty),
+            mask=mask_mk,
+        )
+        sum_policy += tl.where(valid, policy, 0.0)
+        sum_value += tl.where(valid, value_term, 0.0)
+        sum_entropy += tl.where(valid, entropy, 0.0)
+        sum_old_kl += tl.where(valid, old_kl, 0.0)
+        sum_kl += tl.where(valid, kl, 0.0)
+        sum_outside += tl.where(valid, outside, 0.0)
     _finish(
-        tl.where(valid, policy, 0.0), tl.where(valid, value_term, 0.0), tl.where(valid, entropy, 0.0),
-        tl.where(valid, old_kl, 0.0), tl.where(valid, kl, 0.0), tl.where(valid, outside, 0.0),
-        partial_ptr, ticket_ptr, loss_ptr, stats_ptr, count, ent_coef, vf_coef, 256,
+        sum_policy, sum_value, sum_entropy, sum_old_kl, sum_kl, sum_outside,
+        partial_ptr, ticket_ptr, loss_ptr, stats_ptr, count, ent_coef, vf_coef, BLOCKS,
     )  # fmt: skip
 
 
@@ -202,54 +214,69 @@ def _gaussian_kernel(
     mean_ptr, log_std_ptr, value_ptr, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr, valid_ptr,
     ent_coef_ptr, ratio_ptr, d_mean_ptr, d_log_std_ptr, d_value_ptr, moments_ptr, partial_ptr, ticket_ptr, loss_ptr,
     stats_ptr, n, stride_mean, stride_log_std, stride_value, clip, vf_clip, vf_coef,
-    DIM: tl.constexpr, HAS_VALID: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    DIM: tl.constexpr, HAS_VALID: tl.constexpr,
+    PARTS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     a_mean, a_std, count = _moments(moments_ptr, PARTS)
     ent_coef = tl.load(ent_coef_ptr)
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_k = tl.arange(0, BLOCK_K)
-    mask_m = offs_m < n
-    mask_mk = mask_m[:, None] & (offs_k < DIM)[None, :]  # [BLOCK_M, BLOCK_K]
-    mean = tl.load(mean_ptr + offs_m[:, None] * stride_mean + offs_k[None, :], mask=mask_mk, other=0.0).to(tl.float32)
-    log_std = tl.load(log_std_ptr + offs_m[:, None] * stride_log_std + offs_k[None, :], mask=mask_mk, other=0.0)
-    log_std = log_std.to(tl.float32)
-    action = tl.load(action_ptr + offs_m[:, None] * DIM + offs_k[None, :], mask=mask_mk, other=0.0)
-    inv_std = tl.exp(-log_std)
-    z = (action - mean) * inv_std
-    logprob = tl.sum(tl.where(mask_mk, -0.5 * z * z - log_std - 0.5 * _LOG_2PI, 0.0), 1)
-    entropy = tl.sum(tl.where(mask_mk, log_std + 0.5 * (_LOG_2PI + 1.0), 0.0), 1)
+    sum_policy = tl.zeros([BLOCK_M], tl.float32)
+    sum_value = tl.zeros([BLOCK_M], tl.float32)
+    sum_entropy = tl.zeros([BLOCK_M], tl.float32)
+    sum_old_kl = tl.zeros([BLOCK_M], tl.float32)
+    sum_kl = tl.zeros([BLOCK_M], tl.float32)
+    sum_outside = tl.zeros([BLOCK_M], tl.float32)
+    for block in range(tl.program_id(0), tl.cdiv(n, BLOCK_M), tl.num_programs(0)):
+        offs_m = tl.arange(0, BLOCK_M).to(tl.int64) + block * BLOCK_M
+        offs_k = tl.arange(0, BLOCK_K)
+        mask_m = offs_m < n
+        mask_mk = mask_m[:, None] & (offs_k < DIM)[None, :]  # [BLOCK_M, BLOCK_K]
+        mean = tl.load(mean_ptr + offs_m[:, None] * stride_mean + offs_k[None, :], mask=mask_mk, other=0.0).to(
+            tl.float32
+        )
+        log_std = tl.load(log_std_ptr + offs_m[:, None] * stride_log_std + offs_k[None, :], mask=mask_mk, other=0.0)
+        log_std = log_std.to(tl.float32)
+        action = tl.load(action_ptr + offs_m[:, None] * DIM + offs_k[None, :], mask=mask_mk, other=0.0)
+        inv_std = tl.exp(-log_std)
+        z = (action - mean) * inv_std
+        logprob = tl.sum(tl.where(mask_mk, -0.5 * z * z - log_std - 0.5 * _LOG_2PI, 0.0), 1)
+        entropy = tl.sum(tl.where(mask_mk, log_std + 0.5 * (_LOG_2PI + 1.0), 0.0), 1)
 
-    valid = mask_m
-    if HAS_VALID:
-        valid = mask_m & (tl.load(valid_ptr + offs_m, mask=mask_m, other=0) != 0)
-    value = tl.load(value_ptr + offs_m * stride_value, mask=mask_m, other=0.0).to(tl.float32)
-    old_logprob = tl.load(old_logprob_ptr + offs_m, mask=mask_m, other=0.0)
-    old_value = tl.load(old_value_ptr + offs_m, mask=mask_m, other=0.0)
-    advantage = tl.load(advantage_ptr + offs_m, mask=mask_m, other=0.0)
-    weight = tl.load(weight_ptr + offs_m, mask=mask_m, other=0.0)
-    a_hat = (advantage - a_mean) / (a_std + 1e-8)
-    ratio, d_logprob, d_value, policy, value_term, old_kl, kl, outside = _surrogate(
-        logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip, vf_clip
-    )
-    tl.store(ratio_ptr + offs_m, ratio, mask=mask_m)
-    d_value = tl.where(valid, vf_coef * d_value / count, 0.0)
-    tl.store(d_value_ptr + offs_m * stride_value, d_value.to(d_value_ptr.dtype.element_ty), mask=mask_m)
-    d_mean = tl.where(valid[:, None], d_logprob[:, None] * z * inv_std / count, 0.0)
-    tl.store(
-        d_mean_ptr + offs_m[:, None] * stride_mean + offs_k[None, :],
-        d_mean.to(d_mean_ptr.dtype.element_ty),
-        mask=mask_mk,
-    )
-    d_log_std = tl.where(valid[:, None], (d_logprob[:, None] * (z * z - 1.0) - ent_coef) / count, 0.0)
-    tl.store(
-        d_log_std_ptr + offs_m[:, None] * DIM + offs_k[None, :],
-        d_log_std.to(d_log_std_ptr.dtype.element_ty),
-        mask=mask_mk,
-    )
+        valid = mask_m
+        if HAS_VALID:
+            valid = mask_m & (tl.load(valid_ptr + offs_m, mask=mask_m, other=0) != 0)
+        value = tl.load(value_ptr + offs_m * stride_value, mask=mask_m, other=0.0).to(tl.float32)
+        old_logprob = tl.load(old_logprob_ptr + offs_m, mask=mask_m, other=0.0)
+        old_value = tl.load(old_value_ptr + offs_m, mask=mask_m, other=0.0)
+        advantage = tl.load(advantage_ptr + offs_m, mask=mask_m, other=0.0)
+        weight = tl.load(weight_ptr + offs_m, mask=mask_m, other=0.0)
+        a_hat = (advantage - a_mean) / (a_std + 1e-8)
+        ratio, d_logprob, d_value, policy, value_term, old_kl, kl, outside = _surrogate(
+            logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip, vf_clip
+        )
+        tl.store(ratio_ptr + offs_m, ratio, mask=mask_m)
+        d_value = tl.where(valid, vf_coef * d_value / count, 0.0)
+        tl.store(d_value_ptr + offs_m, d_value.to(d_value_ptr.dtype.element_ty), mask=mask_m)
+        d_mean = tl.where(valid[:, None], d_logprob[:, None] * z * inv_std / count, 0.0)
+        tl.store(
+            d_mean_ptr + offs_m[:, None] * DIM + offs_k[None, :],
+            d_mean.to(d_mean_ptr.dtype.element_ty),
+            mask=mask_mk,
+        )
+        d_log_std = tl.where(valid[:, None], (d_logprob[:, None] * (z * z - 1.0) - ent_coef) / count, 0.0)
+        tl.store(
+            d_log_std_ptr + offs_m[:, None] * DIM + offs_k[None, :],
+            d_log_std.to(d_log_std_ptr.dtype.element_ty),
+            mask=mask_mk,
+        )
+        sum_policy += tl.where(valid, policy, 0.0)
+        sum_value += tl.where(valid, value_term, 0.0)
+        sum_entropy += tl.where(valid, entropy, 0.0)
+        sum_old_kl += tl.where(valid, old_kl, 0.0)
+        sum_kl += tl.where(valid, kl, 0.0)
+        sum_outside += tl.where(valid, outside, 0.0)
     _finish(
-        tl.where(valid, policy, 0.0), tl.where(valid, value_term, 0.0), tl.where(valid, entropy, 0.0),
-        tl.where(valid, old_kl, 0.0), tl.where(valid, kl, 0.0), tl.where(valid, outside, 0.0),
-        partial_ptr, ticket_ptr, loss_ptr, stats_ptr, count, ent_coef, vf_coef, 256,
+        sum_policy, sum_value, sum_entropy, sum_old_kl, sum_kl, sum_outside,
+        partial_ptr, ticket_ptr, loss_ptr, stats_ptr, count, ent_coef, vf_coef, BLOCKS,
     )  # fmt: skip
 
 
@@ -258,12 +285,18 @@ class _Launch:
 
     def __init__(self, advantage: Tensor, valid: Tensor | None, width: int):
         n, device = advantage.shape[0], advantage.device
-        self.block_k = triton.next_power_of_2(width)
-        # About 4096 entries a program keep its tiles in registers; past that a row at a time.
-        self.block_m = max(1, min(128, 4096 // self.block_k))
-        self.grid = (triton.cdiv(n, self.block_m),)
-        self.num_warps = 4 if self.block_m * self.block_k <= 4096 else 8
+        block_k = triton.next_power_of_2(width)
+        # The half dozen tiles of a program stay in registers: 16 entries a thread, or a row at a time.
+        block_m = max(1, min(64, 1024 // block_k))
+        self.grid = (min(triton.cdiv(n, block_m), PROGRAMS),)
         self.parts = min(64, triton.next_power_of_2(triton.cdiv(n, MOMENT_BLOCK)))
+        self.sizes = {
+            "PARTS": self.parts,
+            "BLOCKS": triton.next_power_of_2(self.grid[0]),
+            "BLOCK_M": block_m,
+            "BLOCK_K": block_k,
+            "num_warps": 2 if block_k <= 1024 else 8,
+        }
         self.moments = torch.empty(3 * self.parts, dtype=torch.float64, device=device)
         self.partial = torch.empty(N_STATS * self.grid[0], device=device)
         self.ticket = torch.empty(1, dtype=torch.int32, device=device)
@@ -293,19 +326,18 @@ def categorical(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(loss, ratio, stats, d loss/d logits, d loss/d value)."""
     _check(logits, value, old_logprob, old_value, advantage, weight)
-    logits, action = logits.contiguous(), action.contiguous()
+    logits, action = _row_contiguous(logits), action.contiguous()
     rows = [x.float().contiguous() for x in (old_logprob, old_value, advantage, weight)]
-    value = value.contiguous()
     mask = None if mask is None else mask.contiguous()
     valid = None if valid is None else valid.contiguous()
     launch = _Launch(rows[2], valid, logits.shape[1])
-    d_logits, d_value = torch.empty_like(logits), torch.empty_like(value)
+    d_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    d_value = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     _categorical_kernel[launch.grid](
         logits, value, action, *rows, mask, valid, ent_coef, launch.ratio, d_logits, d_value, launch.moments,
         launch.partial, launch.ticket, launch.loss, launch.stats, value.shape[0], logits.stride(0), value.stride(0),
         action.stride(0), clip, vf_clip, vf_coef, NVEC=tuple(nvec), WIDTH=logits.shape[1], HAS_MASK=mask is not None,
-        HAS_VALID=valid is not None, PARTS=launch.parts, BLOCK_M=launch.block_m, BLOCK_K=launch.block_k,
-        num_warps=launch.num_warps,
+        HAS_VALID=valid is not None, **launch.sizes,
     )  # fmt: skip
     return launch.loss, launch.ratio, launch.stats, d_logits, d_value
 
@@ -317,17 +349,18 @@ def gaussian(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(loss, ratio, stats, d loss/d mean, d loss/d log_std, d loss/d value)."""
     _check(mean, log_std, value, action, old_logprob, old_value, advantage, weight)
-    mean, value = mean.contiguous(), value.contiguous()
+    mean = _row_contiguous(mean)
     log_std = _row_contiguous(log_std)
     rows = [x.float().contiguous() for x in (action, old_logprob, old_value, advantage, weight)]
     valid = None if valid is None else valid.contiguous()
     launch = _Launch(rows[3], valid, mean.shape[1])
-    d_mean, d_value = torch.empty_like(mean), torch.empty_like(value)
+    d_mean = torch.empty(mean.shape, dtype=mean.dtype, device=mean.device)
+    d_value = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     d_log_std = torch.empty(mean.shape, dtype=log_std.dtype, device=mean.device)
     _gaussian_kernel[launch.grid](
         mean, log_std, value, *rows, valid, ent_coef, launch.ratio, d_mean, d_log_std, d_value, launch.moments,
         launch.partial, launch.ticket, launch.loss, launch.stats, mean.shape[0], mean.stride(0), log_std.stride(0),
         value.stride(0), clip, vf_clip, vf_coef, DIM=mean.shape[1], HAS_VALID=valid is not None,
-        PARTS=launch.parts, BLOCK_M=launch.block_m, BLOCK_K=launch.block_k, num_warps=launch.num_warps,
+        **launch.sizes,
     )  # fmt: skip
     return launch.loss, launch.ratio, launch.stats, d_mean, d_log_std, d_value
