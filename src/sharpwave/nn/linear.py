@@ -27,8 +27,8 @@ class AlignedLinear(nn.Linear):
 def linear_float32(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight^T in float32 out, whatever autocast says: for a value and the logits.
 
-    A value of 1 in bf16 moves in steps of 0.4 %, more than most advantages, and a log-probability makes ratios off by up
-    to 1.6 % before any update. So x may be bf16 and the products are, but sums and result are float32.
+    A value of 1 in bf16 moves in steps of 0.4 %, more than most advantages, and a log-probability makes ratios off by
+    up to 1.6 % before any update. So x may be bf16 and the products are, but sums and result are float32.
 
     Args:
         x: (..., H), bf16, or float32 and then computed in float32. weight: (K, H) float32.

@@ -47,7 +47,7 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     if x.is_cuda:
-        # Rows and columns of zeros stay zero and change no singular value; other widths make GEMMs several times slower.
+        # Rows and columns of zeros stay zero and change no singular value; other widths make GEMMs a few times slower.
         rows, columns = x.shape[-2:]
         x = F.pad(x, (0, -columns % 8, 0, -rows % 8))
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float32).clamp(min=1e-7)
