@@ -38,7 +38,7 @@ def log_space(combined: Tensor, state: Tensor, x: Tensor) -> tuple[Tensor, Tenso
     return (p * h + (1 - p) * x).to(x.dtype), h[:, -1]
 
 
-def peers(h: int, dtype: torch.dtype, device: str) -> dict[str, Callable[..., tuple[Tensor, ...]]]:
+def peers(h: int, dtype: torch.dtype, device: str, slow: bool) -> dict[str, Callable[..., tuple[Tensor, ...]]]:
     """Name -> f(combined, state, x) -> outputs."""
     weight = (torch.randn(3 * h, h, device=device) / h**0.5).to(dtype).requires_grad_()
     table: dict[str, Callable[..., tuple[Tensor, ...]]] = {
@@ -49,7 +49,7 @@ def peers(h: int, dtype: torch.dtype, device: str) -> dict[str, Callable[..., tu
     if device == "cuda":
         gru = torch.nn.GRU(h, h, batch_first=True, device=device, dtype=dtype)
         table["torch.nn.GRU (cuDNN, with its projection)"] = lambda c, s, x: gru(x, s[None].to(x.dtype))
-        if dtype != torch.bfloat16:
+        if not slow:
             return table
         table["log-space, torch.compile"] = torch.compile(log_space)
         try:
@@ -158,7 +158,7 @@ def gate(device: str) -> None:
                 raise SystemExit(f"{name} is off by {error:.1e}: nothing is timed")
 
 
-def case(b: int, t: int, h: int, dtype: torch.dtype, device: str) -> dict:
+def case(b: int, t: int, h: int, dtype: torch.dtype, device: str, slow: bool = False) -> dict:
     torch.manual_seed(0)
     tensors = [
         torch.randn(b, t, 3 * h, device=device).to(dtype),
@@ -169,7 +169,7 @@ def case(b: int, t: int, h: int, dtype: torch.dtype, device: str) -> dict:
     row = {"B": b, "T": t, "H": h, "dtype": str(dtype).removeprefix("torch."), "peers": {}}
     row["floor"] = floor(b * t * h, tensors[2].element_size(), device)
     row["kernels"] = kernels(tensors, dout, device)
-    for name, f in peers(h, dtype, device).items():
+    for name, f in peers(h, dtype, device, slow).items():
         try:
             row["peers"][name] = measure(f, tensors, dout, device)
         except RuntimeError as error:  # a peer that cannot run here is a gap in the table, not the end of it
@@ -196,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, help="CPU threads, of PyTorch and Numba")
+    parser.add_argument("--slow-peers", action="store_true", help="also peers that compile or tune for minutes")
     args = parser.parse_args()
     device = args.device
     if args.threads:
@@ -203,20 +204,21 @@ def main() -> None:
         numba.set_num_threads(args.threads)
     gate(device)
     if device == "cuda":
-        rows = [case(b, 128, 256, dtype, device) for dtype in (torch.bfloat16, torch.float32) for b in (64, 256)]
-        rows.append(case(2, 8192, 256, torch.bfloat16, device))
+        sizes = [(b, 128, 256, dtype) for dtype in (torch.bfloat16, torch.float32) for b in (64, 256)]
+        sizes.append((2, 8192, 256, torch.bfloat16))
         name = torch.cuda.get_device_name()
     else:
-        rows = [case(64, 64, 128, torch.float32, device)]
+        sizes = [(64, 64, 128, torch.float32)]
         name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     about = {"machine": name, "torch": torch.__version__, "commit": commit.stdout.strip()}
     print(about)
-    for row in rows:
-        show(row)
+    rows = []
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"mingru-{device}.json"
-    path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    for size in sizes:
+        rows.append(case(*size, device, args.slow_peers))
+        show(rows[-1])
+        (RESULTS / f"mingru-{device}.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -222,6 +222,15 @@ def test_a_layer_is_a_projection_and_a_scan(backend, device):
     upstream = (dout.to(dtype), dnext.to(dtype))
     for got, want in zip(*(torch.autograd.grad(o, leaves, upstream) for o in (outs, apart)), strict=True):
         assert_parity(got, want)
+    strided = upstream[0].transpose(0, 1).contiguous().transpose(0, 1)
+    for got, want in zip(
+        *(
+            torch.autograd.grad(mingru_layer(*leaves, reset, backend=backend)[0], leaves, g)
+            for g in (strided, upstream[0])
+        ),
+        strict=True,
+    ):
+        assert_same_bits((got,), (want,))
     # Weights alone, or the state alone, may be what is trained.
     for i in range(3):
         only = [v.detach().requires_grad_(i == k) for k, v in enumerate(leaves)]

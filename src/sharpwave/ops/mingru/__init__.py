@@ -93,8 +93,8 @@ def _layer_backward(ctx, dout, dnext_state, _dcheckpoints, _dcombined):
     dcombined, dstate, dx = _backward_op(dout, dnext_state, combined, x, reset, checkpoints, *ctx.choices)
     flat = dcombined.flatten(0, 1)
     dweight = flat.t() @ x.flatten(0, 1) if ctx.needs_input_grad[1] else None
-    # The two paths into x meet in the GEMM's own addition.
-    dx = torch.addmm(dx.flatten(0, 1), flat, weight).view_as(x) if ctx.needs_input_grad[0] else None
+    if ctx.needs_input_grad[0]:  # the two paths into x meet in the GEMM's own addition
+        dx.view(-1, x.shape[2]).addmm_(flat, weight)
     return dx, dweight, dstate, None, None, None, None
 
 
@@ -138,8 +138,10 @@ def mingru_scan(
         reset: (B, T) bool; true where step t is the first of an episode. It cuts the gradient too, and what the
             state held before is never read there, NaN included.
         backward: the order of the gradient's sums on the `triton` backend. "serial" (one lane walks T) is the
-            definition; "tiled" gives its very bits, faster; "fast" reassociates the sums over T and differs by
-            rounding (see `ops/mingru/triton.py`). The other backends have one order.
+            definition; "tiled" gives its very bits, faster. "fast" is "tiled" where rows and channels fill a GPU;
+            where they do not, programs share T: each sums up its chunk as dh -> a dh + b, and those are composed. A
+            product and a sum of float32 a chunk (32 at most) are then rounded otherwise: it is held to the bounds
+            the other orders are held to against float64. The other backends have one order.
         backend: see `sharpwave.ops`; "auto" follows the device.
 
     Returns:

@@ -85,4 +85,4 @@ def mingru_scan_backward(
         if reset is not None:
             dh = dh.masked_fill(reset[:, t, None], 0)
     dcombined = torch.cat([dhidden, dgate, dproj], dim=-1)
-    return dcombined.to(combined.dtype), dh.clone(), dx.to(x.dtype)
+    return dcombined.to(combined.dtype), dh.clone(), dx.to(x.dtype).contiguous()
