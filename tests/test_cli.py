@@ -101,9 +101,9 @@ def test_bad_input_to_train(capfd, arguments, words):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ("", "a command is missing: train, resume, eval, info, parity"),
+        ("", "a command is missing: train, resume, eval, info, parity, bench"),
         ("trian", "unknown command 'trian': did you mean 'train'?"),
-        ("xyz", "unknown command 'xyz': choose train or resume or eval or info or parity"),
+        ("xyz", "unknown command 'xyz': choose train or resume or eval or info or parity or bench"),
         ("--verbose", "unknown command '--verbose'"),
         ("train", "an algorithm is missing: sharpwave train ppo --env NAME"),
         ("train --env CartPole-v1", "an algorithm is missing"),
@@ -120,6 +120,8 @@ def test_bad_input_to_train(capfd, arguments, words):
         ("eval folder other", "unexpected argument 'other'"),
         ("info --all", "unknown option --all"),
         ("parity", "{cdf,sumtree,mingru} is missing (see sharpwave parity --help)"),
+        ("bench", "what to measure is missing: sharpwave bench train"),
+        ("bench train --minibatch 100", "--minibatch must be a multiple of --horizon 128"),
         ("parity fft", "invalid choice 'fft'"),
         ("parity cdf --device gpu", "--device gpu cannot be used here; these can: auto, cpu"),
     ],
@@ -311,7 +313,7 @@ def test_help_is_complete(capfd, monkeypatch):
     assert "Later ones win: defaults, preset of the environment, --config, command line." in text
 
 
-@pytest.mark.parametrize("command", ["train", "resume", "eval", "info", "parity"])
+@pytest.mark.parametrize("command", ["train", "resume", "eval", "info", "parity", "bench"])
 def test_every_command_has_help(capfd, command):
     assert main([command, "--help"]) == 0
     assert f"usage: sharpwave {command}" in capfd.readouterr().out
@@ -360,6 +362,16 @@ def test_info(capfd):
     assert re.search(r"\n  cpu +\S", text)
     for op in ("advantage", "cdf", "mingru", "ppo_loss"):
         assert re.search(rf"\n  {op} +{_backends.choose(op, 'cpu')}\b", text), op
+
+
+def test_bench_train(capsys):
+    tiny = "--num-envs 4 --horizon 8 --minibatch 16 32 --observation-size 5 --num-actions 3 --hidden 8 --layers 1"
+    assert main(["bench", "train", *tiny.split(), "--updates", "1", "--repeats", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["minibatch"] for row in report["results"]] == [16, 32]
+    assert all(row["train_sps"] > 0 and row["sps"] > 0 for row in report["results"])
+    assert main(["bench", "train", *tiny.split(), "--updates", "1", "--repeats", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_parity_passes_the_exit_code_on(monkeypatch):

@@ -6,12 +6,10 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 
 @dataclass(frozen=True)
 class TrainBenchmark:
-    """PPO's speed on an environment that costs next to nothing."""
+    """PPO's speed on an environment that costs next to nothing; by default at a size for a large GPU."""
 
     device: str = "auto"
     """cpu, cuda, or auto (cuda where there is one)."""
@@ -41,6 +39,8 @@ class TrainBenchmark:
 
 def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
     """Rates of one minibatch size: train SPS (updates alone), rollout SPS, end to end, and what they cost."""
+    import torch
+
     from sharpwave.algos.ppo import PPO, PPOConfig
 
     n_steps = options.num_envs * options.horizon
@@ -103,6 +103,8 @@ def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
 
 def machine(device: str) -> dict[str, str]:
     """What a number was measured on."""
+    import torch
+
     name = torch.cuda.get_device_name() if device != "cpu" and torch.cuda.is_available() else "CPU"
     return {"device": name, "torch": torch.__version__, "threads": str(torch.get_num_threads())}
 
