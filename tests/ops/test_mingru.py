@@ -244,6 +244,7 @@ def test_a_layer_is_a_projection_and_a_scan(backend, device):
 SMALL = {
     "one step": {"b": 2, "t": 1, "h": 5},
     "no reset, two blocks of channels": {"b": 1, "t": 16, "h": 33, "p_reset": 0},
+    "whole tiles": {"b": 1, "t": 32, "h": 3, "p_reset": 0.3},
     "a tile and a step": {"b": 1, "t": 65, "h": 3},
 }
 LARGE = {
