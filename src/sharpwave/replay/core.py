@@ -54,11 +54,13 @@ class Outputs(NamedTuple):
     owner: object
     n: int
     tensors: dict[str, Tensor]
-    blocks: list[np.ndarray] | None
+    blocks: list[np.ndarray] | None = None
     """On a CPU, what the tensors are rows of: one block of (entries, n, ...) a shape and dtype. The first two hold what
     the draw computes: indices, generations; weights, probabilities, discount."""
-    table: np.ndarray | None
+    table: np.ndarray | None = None
     """On a CPU, the fields' table for the kernel that copies rows."""
+    slots: Tensor | None = None
+    """On a GPU, room for the slots of both observations' frames."""
 
 
 class Replay:
@@ -108,6 +110,7 @@ class Replay:
         self.storage: Storage | None = None
         self._cpu = _cpu_kernels(self.state, backend)
         self._arrays = _views(self.state) if self._cpu else None
+        self._triton = _triton_kernels(self.state, backend, self._where)
         self._touched = np.zeros(layout.envs * (layout.frames + 1 + layout.span), np.int64)
         if fields is not None:
             self._make_storage(declared(fields))
@@ -491,6 +494,15 @@ def _cpu_kernels(state: State, backend: _backends.Backend) -> Any:
     from sharpwave.replay.kernels import cpu
 
     return cpu
+
+
+def _triton_kernels(state: State, backend: _backends.Backend, where: object) -> Any:
+    device = state.counters.device
+    if _backends.choose("sumtree", device.type, backend) != "triton" or where != device:
+        return None
+    from sharpwave.replay.kernels import triton
+
+    return triton
 
 
 def _views(s: State) -> Arrays:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, from_numpy
 
 from sharpwave.ops._backends import Backend
-from sharpwave.ops.sumtree import tree_extrema
+from sharpwave.ops.sumtree import tree_extrema, tree_sample
 from sharpwave.replay import windows
 from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, check_integer
 from sharpwave.replay.core import Layout, Outputs, Replay
@@ -146,7 +146,8 @@ class PrioritizedReplay(Replay):
             raise ValueError("sample() from an empty buffer: add() transitions first")
         check_integer("n", n, 1)
         if self._arrays is None:
-            return self._sample_plain(n, beta, out)
+            sample = self._sample_plain if self._triton is None else self._sample_triton
+            return sample(n, beta, out)
         outputs = self._new_outputs(n) if out is None else self._own(out, n)
         self._sample_cpu(outputs, beta)
         return self._nest(outputs) if out is None else out
@@ -261,6 +262,43 @@ class PrioritizedReplay(Replay):
         )
         kernels.gather_stacks(outputs.table, self._which, slots)
 
+    # On a GPU
+
+    def _sample_triton(self, n: int, beta: float | Tensor | None, out: Batch | None) -> Batch:
+        kernels, s, storage = self._triton, self.state, self.storage
+        assert storage is not None
+        drawn = tree_sample(s.tree, n, s.seed, s.offset, stratified=self.stratified)
+        norm, smallest = kernels.BATCH_NORM, None
+        if self.weight_norm is None:
+            norm = kernels.NO_NORM
+        elif self.weight_norm == "buffer":
+            norm, smallest = kernels.BUFFER_NORM, tree_extrema(s.tree)[0]
+        if beta is not None and not isinstance(beta, Tensor):
+            beta = torch.full((), float(beta), device=self.device)
+        outputs = self._gpu_outputs(n) if out is None else self._own(out, n)
+        entries = outputs.tensors | ({"slots": outputs.slots} if outputs.slots is not None else {})
+        envs = s.layout.envs > 0
+        steps = [storage.tensors.get(name) for name in ("reward", "terminated", "truncated")]
+        kernels.finish(s, drawn, beta, norm, smallest, entries, steps if envs else [None, steps[1], None], self.gamma)
+        lists = (outputs.tensors["indices"], *(outputs.slots if outputs.slots is not None else ()))
+        # Two outputs of one field, an observation and the next one, are one launch.
+        for origin in dict.fromkeys(origin for _, origin, _ in self._origins):
+            pairs = [(lists[which], outputs.tensors[name]) for name, o, which in self._origins if o == origin]
+            kernels.rows(storage.tensors[origin], *((slots.view(-1), x) for slots, x in pairs))
+        return self._nest(outputs) if out is None else out
+
+    def _gpu_outputs(self, n: int) -> Outputs:
+        tensors = {
+            name: torch.empty((n, *shape), dtype=dtype, device=self.device)
+            for (_, *shape), dtype, _, _, names in self._groups
+            for name in names
+            if name != "discount" or self._has_discount
+        }
+        slots = None
+        if self.state.layout.envs:
+            slots = torch.empty((2, n, self.state.layout.frames), dtype=torch.int64, device=self.device)
+        return Outputs(self, n, tensors, slots=slots)
+
     # Anywhere else
 
     def _sample_plain(self, n: int, beta: float | Tensor | None, out: Batch | None) -> Batch:
@@ -302,7 +340,7 @@ class PrioritizedReplay(Replay):
         for name, origin, which in self._origins:
             values[name] = self._rows(origin, first if which == 0 else stacks[which - 1])
         if outputs is None:
-            return self._nest(Outputs(self, n, values, None, None))
+            return self._nest(Outputs(self, n, values))
         for name, value in values.items():
             outputs.tensors[name].copy_(value)
         assert out is not None

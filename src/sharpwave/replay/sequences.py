@@ -154,7 +154,7 @@ class SequenceReplay(Replay):
                 values[f"next_{path}"] = self._rows(path, last)
         values["mask"] = mask
         if outputs is None:
-            return self._nest(Outputs(self, n, values, None, None))
+            return self._nest(Outputs(self, n, values))
         for name, value in values.items():
             outputs.tensors[name].copy_(value)
         assert out is not None

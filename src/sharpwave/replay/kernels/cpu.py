@@ -113,10 +113,10 @@ def add_step(
 
 
 @numba.njit(cache=True)
-def _current_beta(beta, counters):
+def _current_beta(beta, offset):
     done = np.float32(0)
     if beta[2] > 0:
-        done = min(np.float32(counters[DRAWN]) / max(beta[2], np.float32(1)), np.float32(1))
+        done = min(np.float32(offset[0]) / max(beta[2], np.float32(1)), np.float32(1))
     return beta[0] + (beta[1] - beta[0]) * done
 
 
@@ -146,7 +146,7 @@ def draw(
     weights, probabilities = floats[0], floats[1]
     n = indices.shape[0]
     total = np.empty(1)
-    power = np.float64(_current_beta(betas, counters)) if beta < 0 else beta
+    power = np.float64(_current_beta(betas, offset)) if beta < 0 else beta
     # The leaves pass through `weights`.
     if not _sample(leaves, nodes, offsets, shift, seed[0], offset, stratified, indices, weights, total):
         return False

@@ -23,11 +23,11 @@ def add_items(s: State, n: int, leaf: Tensor) -> Tensor:
     """Make room for n <= ring unrelated items with the given leaf (0-d float32): their slots (n,)."""
     count = torch.arange(n, device=leaf.device)
     slots = (s.head + count) % s.layout.ring
-    s.counters[HELD] += (s.tree.leaves[slots] == 0).sum()
+    s.counters[HELD].add_((s.tree.leaves[slots] == 0).sum())
     s.generation.index_copy_(0, slots, s.counters[WRITTEN] + count)
     tree_update(s.tree, slots, leaf.expand(n).contiguous())
     s.head.add_(n).remainder_(s.layout.ring)
-    s.counters[WRITTEN] += n
+    s.counters[WRITTEN].add_(n)
     return slots
 
 
@@ -53,17 +53,17 @@ def add_step(s: State, ended: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
     complete = complete & ((step[:, None] - back) % s.layout.period == 0)  # (N, span)
     start = torch.where(complete, windows.move(slot[:, None], -back, ring), dead[:, 1:2])
 
-    s.counters[HELD] += complete.sum() - (s.tree.leaves[dead] > 0).sum()
-    s.generation[dead] = NOTHING
-    s.generation[slot] = s.counters[WRITTEN] + env
-    s.step[slot] = step.int()
+    s.counters[HELD].add_(complete.sum() - (s.tree.leaves[dead] > 0).sum())
+    s.generation.index_fill_(0, dead.flatten(), NOTHING)
+    s.generation.index_copy_(0, slot, s.counters[WRITTEN] + env)
+    s.step.index_copy_(0, slot, step.int())
     indices = torch.cat([dead.flatten(), start.flatten()])
     values = torch.cat([torch.zeros(dead.numel(), device=device), torch.where(complete, leaf, 0).flatten()])
     tree_update(s.tree, indices, values)
 
     s.head.add_(1).add_(ended).remainder_(ring)
     s.episode_step.add_(1).mul_(~ended)
-    s.counters[WRITTEN] += s.layout.envs
+    s.counters[WRITTEN].add_(s.layout.envs)
     return slot, dead[:, 1]
 
 
@@ -72,8 +72,8 @@ def draw(s: State, n: int, beta: Tensor, norm: str | None, smallest: Tensor | No
     drawn = tree_sample(s.tree, n, s.seed, s.offset, stratified=stratified)
     positive = drawn.values > 0
     generations = torch.where(positive, s.generation[drawn.indices], NOT_DRAWN)
-    s.counters[DRAWN] += positive.sum()
-    s.counters[AGE] += torch.where(positive, s.counters[WRITTEN] - 1 - generations, 0).sum()
+    s.counters[DRAWN].add_(positive.sum())
+    s.counters[AGE].add_(torch.where(positive, s.counters[WRITTEN] - 1 - generations, 0).sum())
     if norm == "batch":
         smallest = drawn.values.amin()
     weights = windows.importance_weights(drawn.values, drawn.total, s.counters[HELD], beta, smallest)
@@ -84,7 +84,7 @@ def draw(s: State, n: int, beta: Tensor, norm: str | None, smallest: Tensor | No
 def current_beta(s: State) -> Tensor:
     """Beta after the draws so far, 0-d: linear between its ends, then constant."""
     first, last, draws = s.beta.unbind()
-    done = torch.where(draws > 0, (s.counters[DRAWN] / draws.clamp(min=1)).clamp(max=1), 0)
+    done = torch.where(draws > 0, (s.offset[0] / draws.clamp(min=1)).clamp(max=1), 0)
     return first + (last - first) * done.float()
 
 

@@ -1,0 +1,1 @@
+"""Adapters for other libraries, each imported by its own name: `sb3` and `torchrl`."""
