@@ -121,7 +121,7 @@ def test_bad_input_to_train(capfd, arguments, words):
         ("info --all", "unknown option --all"),
         ("parity", "{cdf,sumtree,mingru} is missing (see sharpwave parity --help)"),
         ("bench", "what to measure is missing: sharpwave bench train"),
-        ("bench train --minibatch 100", "--minibatch must be a multiple of --horizon 128"),
+        ("bench train --minibatch 100", "--minibatch must be a multiple of --horizon 64"),
         ("parity fft", "invalid choice 'fft'"),
         ("parity cdf --device gpu", "--device gpu cannot be used here; these can: auto, cpu"),
     ],

@@ -9,6 +9,7 @@ import pytest
 from sharpwave import cli
 from sharpwave.run import config as configs
 from sharpwave.run import loop, options, rundir, threads
+from sharpwave.run.bench_train import TrainBenchmark
 from tests.test_cli import LAST_LINE
 
 ROOT = Path(__file__).parents[1]
@@ -106,6 +107,9 @@ def test_commands_are_accepted(line, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(module, name, accept)
     for name in ("file.toml", "c.toml"):
         Path(name).write_text("")
+    if args[:2] == ["bench", "train"] and "--help" not in args:
+        options.parse(TrainBenchmark, args[2:], "sharpwave bench train")
+        return
     if args[0] == "parity":
         options.parse(cli.Parity, args[1:], "sharpwave parity")
     elif args[0] == "info" or "--help" in args or "--version" in args:

@@ -3,46 +3,77 @@
 import json
 import statistics
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from sharpwave.run.errors import UserError
 
 
 @dataclass(frozen=True)
 class TrainBenchmark:
-    """PPO's speed on an environment that costs next to nothing; by default at a size for a large GPU."""
+    """PPO's speed on an environment that costs next to nothing. Sizes not given suit the device."""
 
     device: str = "auto"
     """cpu, cuda, or auto (cuda where there is one)."""
-    num_envs: int = 8192
-    """Environments."""
-    horizon: int = 128
-    """Steps of a segment."""
-    minibatch: tuple[int, ...] = (32768, 8192)
-    """Minibatches to measure, steps."""
-    observation_size: int = 843
-    """Width of an observation, float32."""
-    num_actions: int = 43
-    """Discrete actions."""
-    hidden: int = 256
-    """Width of the network."""
-    layers: int = 3
-    """MinGRU layers."""
-    dtype: str = "auto"
-    """float32, bfloat16, or auto."""
-    updates: int = 20
-    """Updates in a timed run."""
-    repeats: int = 7
-    """Timed runs; the median is reported."""
+    num_envs: int | None = None
+    """Environments. Default: 8192 on a GPU, 64 on a CPU."""
+    horizon: int | None = None
+    """Steps of a segment. Default: 128 on a GPU, 64 on a CPU."""
+    minibatch: tuple[int, ...] | None = None
+    """Minibatches to measure, steps. Default: 32768 8192 on a GPU, 2048 512 on a CPU."""
+    observation_size: int | None = None
+    """Width of an observation, float32. Default: 843 on a GPU, 32 on a CPU."""
+    num_actions: int | None = None
+    """Discrete actions. Default: 43 on a GPU, 8 on a CPU."""
+    hidden: int | None = None
+    """Width of the network. Default: 256 on a GPU, 128 on a CPU."""
+    layers: int | None = None
+    """MinGRU layers. Default: 3 on a GPU, 2 on a CPU."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the network computes in; auto: bfloat16 on a GPU, float32 on a CPU."""
+    threads: int = 1
+    """CPU threads, as in a run."""
+    updates: int | None = None
+    """Updates in a timed run. Default: 20 on a GPU, 3 on a CPU."""
+    repeats: int | None = None
+    """Timed runs; the median is reported. Default: 7 on a GPU, 3 on a CPU."""
     json: bool = False
     """Print JSON instead of a table."""
 
+    def resolved(self, cuda: bool) -> "TrainBenchmark":
+        """With every size filled in. Raises UserError where a count is not positive."""
+        on_gpu = self.device.startswith("cuda") or (self.device == "auto" and cuda)
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        full = replace(self, **((ON_GPU if on_gpu else ON_CPU) | given))
+        for name in ("updates", "repeats", "threads"):
+            if getattr(full, name) < 1:
+                raise UserError(f"--{name} must be at least 1; got {getattr(full, name)}")
+        return full
+
+
+ON_GPU: dict[str, Any] = {
+    "num_envs": 8192, "horizon": 128, "minibatch": (32768, 8192), "observation_size": 843, "num_actions": 43,
+    "hidden": 256, "layers": 3, "updates": 20, "repeats": 7,
+}  # fmt: skip
+ON_CPU: dict[str, Any] = {
+    "num_envs": 64, "horizon": 64, "minibatch": (2048, 512), "observation_size": 32, "num_actions": 8,
+    "hidden": 128, "layers": 2, "updates": 3, "repeats": 3,
+}  # fmt: skip
+
 
 def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
-    """Rates of one minibatch size: train SPS (updates alone), rollout SPS, end to end, and what they cost."""
+    """Rates of one minibatch size: train SPS (updates alone), rollout SPS, end to end, and what they cost.
+
+    `options` are resolved.
+    """
     import torch
 
     from sharpwave.algos.ppo import PPO, PPOConfig
 
+    assert options.num_envs is not None and options.horizon is not None
+    assert options.hidden is not None and options.layers is not None
+    assert options.updates is not None and options.repeats is not None
+    repeats = options.repeats
     n_steps = options.num_envs * options.horizon
     config = PPOConfig(
         env="sharpwave/Synthetic",
@@ -53,7 +84,7 @@ def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
         minibatch=minibatch,
         hidden=options.hidden,
         layers=options.layers,
-        dtype=options.dtype,  # ty: ignore[invalid-argument-type]
+        dtype=options.dtype,
         total_steps=n_steps * 1000,
     )
     agent = PPO(config)
@@ -66,7 +97,7 @@ def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
     def seconds(fn, count: int) -> tuple[float, float]:
         """Median and largest seconds of `count` calls."""
         times = []
-        for _ in range(options.repeats):
+        for _ in range(repeats):
             wait()
             start = time.perf_counter()
             for _ in range(count):
@@ -111,7 +142,13 @@ def machine(device: str) -> dict[str, str]:
 
 def main(options: TrainBenchmark) -> int:
     """Measure every minibatch size and print the table, or JSON."""
-    rows = [measure(options, m) for m in options.minibatch]
+    import torch
+
+    from sharpwave.run import threads
+
+    options = options.resolved(torch.cuda.is_available())
+    with threads.use(options.threads):
+        rows = [measure(options, m) for m in options.minibatch or ()]
     if options.json:
         print(json.dumps({"machine": machine(options.device), "options": asdict(options), "results": rows}, indent=2))
         return 0
