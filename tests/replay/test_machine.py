@@ -26,7 +26,7 @@ from tests.replay.model import Flat, Stream
 
 SECONDS = float(os.environ.get("SHARPWAVE_FUZZ_SECONDS", "0"))
 PROFILE = settings(
-    max_examples=20,
+    max_examples=12,
     stateful_step_count=30,
     deadline=None,
     derandomize=SECONDS == 0,
@@ -142,19 +142,20 @@ class FlatMachine(Machine):
 
 
 class StreamMachine(Machine):
+    sequences = False
+
     @initialize(
         envs=st.integers(1, 3),
         span=st.integers(1, 4),
         frames=st.integers(1, 3),
         extra=st.integers(0, 12),
         backend=backends,
-        sequences=st.booleans(),
         period=st.integers(1, 3),
         pad=st.booleans(),
     )
-    def start(self, envs, span, frames, extra, backend, sequences, period, pad):
-        self.backend, self.sequences = backend, sequences
-        if sequences:
+    def start(self, envs, span, frames, extra, backend, period, pad):
+        self.backend = backend
+        if self.sequences:
             ring = span + 3 + extra
             frames = 1
             self.buffer = SequenceReplay(
@@ -263,14 +264,21 @@ class StreamMachine(Machine):
                 self.leaf[drawable[i]["number"]] = float(np.float32(abs(error)) + np.float32(1e-6))
 
 
-@pytest.mark.parametrize("machine", [FlatMachine, StreamMachine])
+class SequenceMachine(StreamMachine):
+    sequences = True
+
+
+MACHINES = pytest.mark.parametrize("machine", [FlatMachine, StreamMachine, SequenceMachine])
+
+
+@MACHINES
 def test_random_operations_agree_with_the_model(machine):
     run_state_machine_as_test(machine, settings=PROFILE)
 
 
 @pytest.mark.skipif(SECONDS == 0, reason="set SHARPWAVE_FUZZ_SECONDS to run for that long")
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("machine", [FlatMachine, StreamMachine])
+@MACHINES
 def test_random_operations_for_long(machine):
     end, runs = time.monotonic() + SECONDS, 0
     while time.monotonic() < end:

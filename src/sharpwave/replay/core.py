@@ -192,7 +192,7 @@ class Replay:
         Raises:
             KeyError, ValueError, TypeError: fields missing or new, wrong shapes or dtypes. The buffer is as it was.
         """
-        flat = flatten({**(batch or {}), **fields})
+        flat = flatten(batch) | flatten(fields) if batch is not None else flatten(fields)
         if self.state.layout.envs:
             return self._add_steps(flat)
         if self.storage is None:
@@ -417,17 +417,19 @@ class Replay:
         path: str | os.PathLike,
         device: torch.device | str | None = None,
         storage: torch.device | str | os.PathLike | None = None,
+        backend: _backends.Backend = "auto",
     ):
         """A buffer that continues a saved one: the same draws, bit for bit.
 
         Args:
             path: what `save` wrote.
             device, storage: where it lives now; the device it was saved from, and the same device, by default.
+            backend: as in the constructor. Weights of different backends may differ in the last place.
 
         Raises:
             CheckpointError: missing, truncated, altered, of another version or another kind.
         """
-        return keeping.load(cls, path, device, storage)
+        return keeping.load(cls, path, device, storage, backend)
 
     # Parts
 

@@ -71,7 +71,7 @@ def save(buffer: "Replay", path: str | os.PathLike) -> None:
     checkpoint.save(Path(path), tensors, _describe(buffer) | {"options": buffer._options, "device": buffer.device.type})
 
 
-def load(cls: Any, path: Any, device: Any, storage: Any) -> "Replay":
+def load(cls: Any, path: Any, device: Any, storage: Any, backend: Any) -> "Replay":
     """See `Replay.load`."""
     tensors, meta = checkpoint.load(path)
     if meta.get("format") != _KIND:
@@ -83,7 +83,7 @@ def load(cls: Any, path: Any, device: Any, storage: Any) -> "Replay":
             f"{path} has version {meta['version']!r}, this sharpwave reads {_VERSION}: upgrade sharpwave"
         )
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["options"].items()}
-    buffer = cls(**options, device=meta["device"] if device is None else device, storage=storage)
+    buffer = cls(**options, device=meta["device"] if device is None else device, storage=storage, backend=backend)
     parts = {
         name: {k.split(".", 1)[1]: t for k, t in tensors.items() if k.startswith(name)} for name in ("state", "field")
     }

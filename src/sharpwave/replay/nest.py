@@ -50,7 +50,7 @@ def flatten(nest: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in nest.items():
         if not isinstance(key, str):
             raise TypeError(f"field names must be str; got {key!r} of {type(key).__name__}")
-        if isinstance(value, Mapping) or hasattr(value, "batch_size"):
+        if isinstance(value, Mapping) or hasattr(value, "batch_size"):  # a TensorDict is no Mapping everywhere
             flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
