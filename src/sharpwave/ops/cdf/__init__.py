@@ -171,7 +171,7 @@ def draw_segments(
         indices (n,) int64; importance (n,) float32; the number of invalid weights, 0-d int64. The draw is exact:
         weights count in units of 2^-(62 - ceil(log2 N)) of the power of two above the largest, their sums are integers,
         and 64 random bits choose among them; so indices are the same on every backend and run. A positive weight is
-        never lost: it counts at least one unit.
+        never lost: it counts one unit more than that.
 
     If eps = 0 and all weights are 0: raises on a CPU; on a GPU every index and importance is 0.
     A GPU takes one launch up to N = 16384, and the launches of the PyTorch reference above.

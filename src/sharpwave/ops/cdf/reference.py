@@ -66,11 +66,12 @@ def draw_segments(
     w = torch.where(valid, weight, 0) + torch.tensor(eps, dtype=weight.dtype, device=weight.device)
     if weight.device.type == "cpu" and not w.max() > 0:
         raise zero_total()
-    # Exact sums: w in units of 2^-shift, so that the largest has as many bits as fit beside the count.
+    # Exact sums: w in units of 2^-shift, so that the largest has as many bits as fit beside the count, and one more
+    # unit, so that no positive weight is lost.
     exponent = torch.frexp(w.max()).exponent.clamp(min=-125)
     shift = segment_bits(count) - exponent
     scaled = torch.ldexp(w.double(), shift)
-    units = torch.where(w > 0, scaled.floor().long().clamp(min=1), 0)
+    units = torch.where(w > 0, scaled.long() + 1, 0)
     ends = torch.cumsum(units, 0)
     total = ends[-1]
 

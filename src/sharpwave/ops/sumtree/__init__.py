@@ -4,7 +4,7 @@ Sums are exact. A leaf counts as the integer floor(2^44 leaf) (at least 1 if the
 and a draw is an integer below the total, chosen by 64 random bits. So
 
 - a sum depends on the leaves alone, never on the history or order of updates: nothing drifts;
-- any fan-out gives the same sums and draws, so a CPU may use 16 and a GPU 256, and every backend returns the same
+- any fan-out gives the same sums and draws, so a CPU may use 16 and a GPU 32, and every backend returns the same
   indices for equal leaves, seed and offset, bit for bit;
 - a draw cannot reach a leaf of 0, an unwritten slot or the padding, at any random number: mass is compared, never
   rounded.
@@ -84,7 +84,7 @@ def sum_tree(
         device: where it lives.
         extrema: keep each node's smallest positive and largest leaf too (for `tree_extrema`), at some cost an update.
         fanout: children a node, a power of two from 2 to 1024; changes speed, never a result. Default: 16 on a CPU,
-            256 elsewhere.
+            32 elsewhere.
 
     Raises:
         ValueError: an argument out of range.
@@ -93,7 +93,7 @@ def sum_tree(
     if not 0 < capacity < 2**31:
         raise ValueError(f"capacity must be in [1, 2^31); got {capacity}")
     if fanout is None:
-        fanout = 16 if device.type == "cpu" else 256
+        fanout = 16 if device.type == "cpu" else 32
     if fanout not in (2**k for k in range(1, 11)):
         raise ValueError(f"fanout must be a power of two from 2 to 1024; got {fanout}")
     size = reference.level_offsets(capacity, fanout)[-1]
