@@ -9,8 +9,9 @@ import math
 import pytest
 import torch
 
-from sharpwave.algos import ppo, ppo_config
-from sharpwave.algos.ppo import PPO, PPOConfig, segment_advantage, segment_priority
+from sharpwave.algos import ppo, ppo_config, segments
+from sharpwave.algos.ppo import PPO, PPOConfig
+from sharpwave.algos.segments import segment_advantage, segment_priority
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.ops.advantage import puff_advantage
 from sharpwave.run.checkpoint import flatten, unflatten
@@ -297,7 +298,7 @@ class TestConfig:
 
     def test_every_field_is_read(self):
         """A setting that nothing reads is a lie to the one who sets it."""
-        source = inspect.getsource(ppo) + inspect.getsource(ppo_config.PPOConfig.resolved)
+        source = inspect.getsource(ppo) + inspect.getsource(segments) + inspect.getsource(ppo_config.PPOConfig.resolved)
         source += "".join(
             inspect.getsource(p.fget) for p in vars(PPOConfig).values() if isinstance(p, property) and p.fget
         )

@@ -1,0 +1,101 @@
+"""What a rollout leaves behind, and what the updates compute from it alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharpwave.algos.ppo_config import PPOConfig
+from sharpwave.envs.base import Discrete, VectorEnv
+from sharpwave.nn import Policy
+from sharpwave.ops.advantage import puff_advantage
+
+
+@dataclass
+class Segments:
+    """N segments of T steps, and the recurrent state each began with."""
+
+    obs: Tensor
+    """(N, T, *observation), the environment's own dtype."""
+    action: Tensor
+    """(N, T, heads) int64, or (N, T, dim) float32."""
+    logprob: Tensor
+    """(N, T) float32, when the action was drawn."""
+    value: Tensor
+    """(N, T) float32, V(obs_t): the rollout's, then the latest written back."""
+    next_value: Tensor
+    """(N, T) float32, V of the true next observation, where `puff_advantage` reads it."""
+    reward: Tensor
+    """(N, T) float32, what the action at t earned."""
+    terminated: Tensor
+    """(N, T) bool."""
+    truncated: Tensor
+    """(N, T) bool."""
+    reset: Tensor
+    """(N, T) bool: obs_t is the first of an episode."""
+    ratio: Tensor
+    """(N, T) float32, pi(a|s) / pi_old(a|s): 1, then the latest written back."""
+    state: Tensor
+    """(layers, N, H) before obs_0."""
+    valid: Tensor | None
+    """(N, T) bool where the environment may skip steps, else None."""
+    mask: Tensor | None
+    """(N, T, sum(nvec)) bool where actions are masked, else None."""
+
+    @staticmethod
+    def empty(env: VectorEnv, policy: Policy, horizon: int) -> "Segments":
+        """Buffers for rollouts of `env`."""
+        n, t, device = env.num_envs, horizon, env.device
+
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(n, t, *shape, dtype=dtype, device=device)
+
+        masked = isinstance(env.action, Discrete) and env.action.masked
+        return Segments(
+            obs=new(*env.observation.shape, dtype=env.observation.dtype),
+            action=new(policy.actions.columns, dtype=policy.actions.dtype),
+            logprob=new(),
+            value=new(),
+            next_value=new(),
+            reward=new(),
+            terminated=new(dtype=torch.bool),
+            truncated=new(dtype=torch.bool),
+            reset=new(dtype=torch.bool),
+            ratio=new(),
+            state=policy.initial_state(n),
+            valid=new(dtype=torch.bool) if env.may_skip else None,
+            mask=new(policy.actions.width, dtype=torch.bool) if masked else None,
+        )
+
+    def select(self, index: Tensor, policy: Policy, dtype: torch.dtype) -> "Segments":
+        """Copies of the segments at `index`, (M,) int64; observations as `policy` reads them best."""
+        chosen: dict[str, Any] = {
+            name: None if x is None else x.index_select(1 if name == "state" else 0, index)
+            for name, x in vars(self).items()
+            if name != "obs"
+        }
+        return Segments(obs=policy.gather(self.obs, index, dtype), **chosen)
+
+
+def segment_advantage(segments: Segments, config: PPOConfig) -> Tensor:
+    """(N, T) advantages under the latest values and ratios; 0 where a step is not valid."""
+    s, end = segments, segments.value.shape[1]
+    terminated, truncated, next_value = s.terminated, s.truncated, s.next_value
+    if config.puffer_compat:
+        end -= 1
+        terminated = terminated | truncated
+        truncated = torch.zeros_like(truncated)
+        next_value = torch.cat([s.value[:, 1:], s.value[:, -1:]], 1)
+    inputs = (x[:, :end] for x in (s.value, next_value, s.reward, terminated, truncated, s.ratio))
+    advantage = puff_advantage(
+        *inputs, gamma=config.gamma, lam=config.gae_lambda, rho_clip=config.rho_clip, c_clip=config.c_clip
+    )
+    if config.puffer_compat:
+        advantage = torch.nn.functional.pad(advantage, (0, 1))
+    return advantage if s.valid is None else torch.where(s.valid, advantage, 0)
+
+
+def segment_priority(advantage: Tensor, alpha: float) -> Tensor:
+    """(N,) unnormalised priorities w_i = (sum_t |A_it|)^alpha, alpha already applied; w = 1 where alpha is 0."""
+    return advantage.abs().sum(1).pow(alpha)
