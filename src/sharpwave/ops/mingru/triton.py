@@ -58,21 +58,6 @@ def _keep(ptrs, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _keeps(reset_ptr, row, first, T, STEPS: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr):
-    """`_keep` of a lane's STEPS steps. PACKED reads the flags of four at once: loads, not bytes, are what is scarce."""
-    keeps = ()
-    if PACKED:
-        for k in tl.static_range(0, STEPS, 4):
-            word = tl.load(reset_ptr + row // 4 + k // 4)
-            for byte in tl.static_range(4):
-                keeps += (~((word << (31 - 8 * byte)) >> 31),)
-    else:
-        for k in tl.static_range(STEPS):
-            keeps += (_keep(reset_ptr + row + k, first + k < T, MASKED),)
-    return keeps
-
-
-@triton.jit
 def _mask_bits(h, keep):
     return (h.to(tl.int32, bitcast=True) & keep).to(tl.float32, bitcast=True)
 
@@ -111,7 +96,6 @@ def _scan_fwd_kernel(
     RESET: tl.constexpr,
     SAVE: tl.constexpr,
     EVEN_T: tl.constexpr,
-    PACKED: tl.constexpr,
     MASKED: tl.constexpr,
     APPROX: tl.constexpr,
 ):
@@ -127,9 +111,7 @@ def _scan_fwd_kernel(
         row = b * T + first
         combined = combined_ptr + row * (3 * H) + offs_h
         # h_t = a_t h' + b_t, with h' = h_{t-1} & keep_t
-        decays, gains, ps, xs = (), (), (), ()
-        if RESET:
-            keeps = _keeps(reset_ptr, row, first, T, STEPS, not EVEN_T, PACKED)
+        decays, gains, keeps, ps, xs = (), (), (), (), ()
         for k in tl.static_range(STEPS):
             mask = (first + k < T) & mask_h
             hidden = _load(combined + k * 3 * H, mask, MASKED)
@@ -141,6 +123,8 @@ def _scan_fwd_kernel(
                 decay, gain = tl.where(first + k < T, decay, 1.0), _or_minus_zero(gain, first + k < T)
             decays += (decay,)
             gains += (gain,)
+            if RESET:
+                keeps += (_keep(reset_ptr + row + k, first + k < T, not EVEN_T),)
         start = tl.broadcast_to(carry, [SEGMENTS, BLOCK_H])
         for s in tl.static_range(SEGMENTS - 1):
             h = start
@@ -188,7 +172,6 @@ def _scan_bwd_tiled_kernel(
     RESET: tl.constexpr,
     LAST: tl.constexpr,
     EVEN_T: tl.constexpr,
-    PACKED: tl.constexpr,
     MASKED: tl.constexpr,
     APPROX: tl.constexpr,
 ):
@@ -215,9 +198,7 @@ def _scan_bwd_tiled_kernel(
         dcombined = dcombined_ptr + row * (3 * H) + offs_h
         h = _load(checkpoints_ptr + (b * tl.cdiv(T, STEPS) + segment) * H + offs_h, (first < T) & mask_h, MASKED)
         # Every load stands before the first store, which it could not be moved across.
-        hiddens, gates, projs, xs, gs = (), (), (), (), ()
-        if RESET:
-            keeps = _keeps(reset_ptr, row, first, T, STEPS, not EVEN_T, PACKED)
+        hiddens, gates, projs, xs, gs, keeps = (), (), (), (), (), ()
         for k in tl.static_range(STEPS):
             mask = (first + k < T) & mask_h
             hiddens += (_load(combined + k * 3 * H, mask, MASKED),)
@@ -225,6 +206,8 @@ def _scan_bwd_tiled_kernel(
             projs += (_load(combined + (k * 3 * H + 2 * H), mask, MASKED),)
             xs += (_load(x_ptr + row * H + offs_h + k * H, mask, MASKED),)
             gs += (_load(dout_ptr + row * H + offs_h + k * H, mask, MASKED),)
+            if RESET:
+                keeps += (_keep(reset_ptr + row + k, first + k < T, not EVEN_T),)
         # Four numbers of each step are kept: with total = dh + into, dhidden = total to_hidden, dgate = total to_gate,
         # and the step before gets dh = total decay.
         intos, decays, to_hiddens, to_gates = (), (), (), ()
@@ -418,12 +401,6 @@ def _prepare(tensors: tuple[Tensor, ...], reset: Tensor | None) -> tuple[list[Te
     return kept, kept[0] if reset is None else reset.contiguous().view(torch.uint8)
 
 
-def _pack(flags: Tensor, reset: Tensor | None, config: dict[str, int | bool]) -> tuple[Tensor, bool]:
-    """Flags as words of four where T and the address allow it, and whether they are."""
-    packed = reset is not None and bool(config["EVEN_T"]) and flags.data_ptr() % 4 == 0
-    return (flags.view(torch.int32) if packed else flags), packed
-
-
 def _config(horizon: int, h: int, per_lane: int) -> dict[str, int | bool]:
     """Four segments of 32 channels, or as many as T fills; `per_lane` channels a lane.
 
@@ -459,8 +436,6 @@ def mingru_scan(
     if x.numel() == 0:
         return out, next_state, checkpoints
     # Two 16-bit channels a lane make loads of four bytes.
-    config = _config(horizon, h, per_lane=1 if x.element_size() == 4 else 2)
-    flags, packed = _pack(flags, reset, config)
     _scan_fwd_kernel[(triton.cdiv(h, BLOCK_H) * b,)](
         *(combined, state, x, flags, out, next_state, checkpoints),
         T=horizon,
@@ -468,8 +443,7 @@ def mingru_scan(
         RESET=reset is not None,
         SAVE=save,
         APPROX=_approx(),
-        PACKED=packed,
-        **config,
+        **_config(horizon, h, per_lane=1 if x.element_size() == 4 else 2),
         **FUSION,
     )
     return out, next_state, checkpoints
@@ -544,12 +518,10 @@ def mingru_scan_backward(
             num_warps=1,
             **common,
         )
-    flags, packed = _pack(flags, reset, config)
     _scan_bwd_tiled_kernel[(programs, chunks)](
         *(dout, last, combined, x, flags, checkpoints, dcombined, dstate, dx, slopes, adds),
         tiles_per_chunk=tiles_per_chunk,
         LAST=dnext_state is not None,
-        PACKED=packed,
         **config,
         **common,
     )
