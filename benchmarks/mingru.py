@@ -2,9 +2,9 @@
 
 T = 128 and H = 256 on a GPU, where a call is timed as replays of a captured graph; T = 64 and H = 128 on a CPU. Floor:
 a copy that reads and writes as many bytes as forward (5 tensors of (B, T, H)) and backward (9) must. Peers: the
-log-space form of Feng et al. 2024, appendix B, in PyTorch, and cuDNN's GRU; with --slow-peers also those that compile or
-tune for minutes: the log-space form under torch.compile, and flash-linear-attention's HGRN, whose scan moves 3 tensors
-where ours moves 5, as its gates come ready. Writes benchmarks/results/mingru-DEVICE.json.
+log-space form of Feng et al. 2024, appendix B, in PyTorch, and cuDNN's GRU; with --slow-peers also those that compile
+or tune for minutes: the log-space form under torch.compile, and flash-linear-attention's HGRN, whose scan moves 3
+tensors where ours moves 5, as its gates come ready. Writes benchmarks/results/mingru-DEVICE.json.
 """
 
 import argparse
