@@ -228,29 +228,18 @@ def _rebuild_kernel(
 
 
 @triton.jit
-def _pick(x, here):
-    """The int64 at the one lane where `here` is true, or 0: by sums of 32-bit halves, which a warp adds at once."""
-    low = tl.sum(tl.where(here, (x & 0xFFFFFFFF).to(tl.uint32), 0), 0)
-    high = tl.sum(tl.where(here, (x >> 32).to(tl.uint32), 0), 0)
-    return (high.to(tl.int64) << 32) | low.to(tl.int64)
-
-
-@triton.jit
-def _prefixes(high, low):
-    """Inclusive sums of children, as digits with 0 <= low < 2^32."""
-    low = tl.cumsum(low, 0)
-    return tl.cumsum(high, 0) + (low >> 32), low & 0xFFFFFFFF
-
-
-@triton.jit
-def _descend(index, rest1, rest0, high, low, lanes, LOG_FANOUT: tl.constexpr):
-    """`reference._descend` for one mass, over the prefix sums [FANOUT] of a node's children."""
-    passed = (high < rest1) | ((high == rest1) & (low <= rest0))
-    child = tl.sum(passed.to(tl.int32), 0)
-    below = lanes == child - 1
-    rest0 -= _pick(low, below)
-    rest1 -= _pick(high, below) - (rest0 >> 32)
-    child = tl.minimum(child, (1 << LOG_FANOUT) - 1)  # only a total of 0 passes every child
+def _descend(index, rest1, rest0, high, low, LOG_FANOUT: tl.constexpr):
+    """`reference._descend` for [DRAWS] masses over [DRAWS, FANOUT] (or [1, FANOUT]) children."""
+    low_below = tl.cumsum(low, 1)
+    high_below = tl.cumsum(high, 1) + (low_below >> 32)
+    low_below = low_below & 0xFFFFFFFF
+    m1 = rest1[:, None]
+    m0 = rest0[:, None]
+    passed = (high_below < m1) | ((high_below == m1) & (low_below <= m0))
+    child = tl.minimum(tl.sum(passed.to(tl.int32), 1), (1 << LOG_FANOUT) - 1)
+    rest0 -= tl.sum(tl.where(passed, low, 0), 1)
+    rest1 -= tl.sum(tl.where(passed, high, 0), 1)
+    rest1 += rest0 >> 32
     return (index << LOG_FANOUT) + child, rest1, rest0 & 0xFFFFFFFF
 
 
@@ -271,15 +260,17 @@ def _sample_kernel(
     STRATIFIED: tl.constexpr,
     LEVELS: tl.constexpr,
     LOG_FANOUT: tl.constexpr,
+    DRAWS: tl.constexpr,
 ):
-    """One draw at a time, a lane or two a child."""
     FANOUT: tl.constexpr = 1 << LOG_FANOUT
     lanes = tl.arange(0, FANOUT)
-    top_high, top_low = _prefixes(tl.load(nodes_ptr + 2 * lanes), tl.load(nodes_ptr + 2 * lanes + 1))
+    top_high = tl.load(nodes_ptr + 2 * lanes)
+    top_low = tl.load(nodes_ptr + 2 * lanes + 1)
     first = claim_draws(offset_ptr, n, tl.num_programs(0))
     key = tl.load(seed_ptr) if SEED_IN_MEMORY else seed
-    total1 = _pick(top_high, lanes == FANOUT - 1)
-    total0 = _pick(top_low, lanes == FANOUT - 1)
+    total0 = tl.sum(top_low, 0)
+    total1 = tl.sum(top_high, 0) + (total0 >> 32)
+    total0 = total0 & 0xFFFFFFFF
     empty = (total1 | total0) == 0
     if tl.program_id(0) == 0:
         value = (total1.to(tl.float64) * 4294967296.0 + total0.to(tl.float64)) * _UNIT
@@ -287,37 +278,40 @@ def _sample_kernel(
         if empty:
             tl.atomic_add(status_ptr + _EMPTY, 1, sem="relaxed")
 
-    for k in range(tl.program_id(0), n, tl.num_programs(0)):
-        draw = tl.cast(k, tl.int64)
-        bits = random_bits(key, first + draw)
+    for block in range(tl.program_id(0), tl.cdiv(n, DRAWS), tl.num_programs(0)):
+        k = block * DRAWS + tl.arange(0, DRAWS).to(tl.int64)
+        bits = random_bits(key, first + k)
         if STRATIFIED:
             strata = tl.cast(n, tl.uint64)
-            upper = (draw.to(tl.uint64) << 32) + (bits >> 32)
+            upper = (k.to(tl.uint64) << 32) + (bits >> 32)
             lower = ((upper % strata) << 32) + (bits & 0xFFFFFFFF)
             bits = ((upper // strata) << 32) + lower // strata
         # floor(bits * total / 2^64) in the tree's digits
-        product = bits * total1.to(tl.uint64)
-        small = bits * total0.to(tl.uint64)
+        high_total = total1.to(tl.uint64) + tl.zeros([DRAWS], tl.uint64)
+        low_total = total0.to(tl.uint64) + tl.zeros([DRAWS], tl.uint64)
+        product = bits * high_total
+        small = bits * low_total
         carry = ((product << 32) + small < small).to(tl.uint64)
-        rest0 = ((product >> 32) + tl.umulhi(bits, total0.to(tl.uint64)) + carry).to(tl.int64)
-        rest1 = tl.umulhi(bits, total1.to(tl.uint64)).to(tl.int64) + (rest0 >> 32)
+        rest0 = ((product >> 32) + tl.umulhi(bits, low_total) + carry).to(tl.int64)
+        rest1 = tl.umulhi(bits, high_total).to(tl.int64) + (rest0 >> 32)
         rest0 = rest0 & 0xFFFFFFFF
 
-        index = draw * 0
-        index, rest1, rest0 = _descend(index, rest1, rest0, top_high, top_low, lanes, LOG_FANOUT)
+        index = tl.zeros([DRAWS], tl.int64)
+        index, rest1, rest0 = _descend(index, rest1, rest0, top_high[None, :], top_low[None, :], LOG_FANOUT)
         offset = _level_size(capacity, LOG_FANOUT, LEVELS)
         for above in tl.static_range(1, LEVELS):
-            node = 2 * (offset + (index << LOG_FANOUT) + lanes)
-            high, low = _prefixes(tl.load(nodes_ptr + node), tl.load(nodes_ptr + node + 1))
-            index, rest1, rest0 = _descend(index, rest1, rest0, high, low, lanes, LOG_FANOUT)
+            node = 2 * (offset + (index[:, None] << LOG_FANOUT) + lanes[None, :])  # [DRAWS, FANOUT]
+            high = tl.load(nodes_ptr + node)
+            low = tl.load(nodes_ptr + node + 1)
+            index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
             offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
-        leaf = tl.load(leaves_ptr + (index << LOG_FANOUT) + lanes)
+        children = (index[:, None] << LOG_FANOUT) + lanes[None, :]
+        leaf = tl.load(leaves_ptr + children)
         high, low = _digits(leaf)
-        high, low = _prefixes(high, low)
-        chosen, rest1, rest0 = _descend(index, rest1, rest0, high, low, lanes, LOG_FANOUT)
-        value = tl.sum(tl.where(lanes == chosen - (index << LOG_FANOUT), leaf, 0.0), 0)
-        tl.store(indices_ptr + k, tl.where(empty, 0, chosen))
-        tl.store(values_ptr + k, tl.where(empty, 0.0, value))
+        index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
+        value = tl.sum(tl.where(children == index[:, None], leaf, 0.0), 1)
+        tl.store(indices_ptr + k, tl.where(empty, 0, index), mask=k < n)
+        tl.store(values_ptr + k, tl.where(empty, 0.0, value), mask=k < n)
 
 
 def tree_update(
@@ -457,15 +451,19 @@ def tree_sample(
     capacity: int,
     fanout: int,
     stratified: bool,
+    draws: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Same as `reference.tree_sample`, except that an empty tree is flagged, not raised."""
+    """Same as `reference.tree_sample`, except that an empty tree is flagged, not raised.
+
+    `draws` a program, which is one warp: for tuning.
+    """
     levels, log_fanout = _shape(capacity, fanout)
     device = leaves.device
     in_memory = isinstance(seed, Tensor)
     indices = torch.empty(n, dtype=torch.int64, device=device)
     values = torch.empty(n, device=device)
     total = torch.empty((), dtype=torch.float64, device=device)
-    _sample_kernel[(min(n, MAX_PROGRAMS),)](
+    _sample_kernel[(min(triton.cdiv(n, draws), MAX_PROGRAMS),)](
         leaves,
         nodes,
         status,
@@ -480,6 +478,7 @@ def tree_sample(
         STRATIFIED=stratified,
         LEVELS=levels,
         LOG_FANOUT=log_fanout,
+        DRAWS=draws,
         num_warps=1,
     )
     return indices, values, total
