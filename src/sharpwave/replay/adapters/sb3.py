@@ -126,8 +126,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._added, self.last_batch = 0, None
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"last_batch": None}
-        replay = state.pop("replay")
+        replay = self.replay
+        state = {k: x for k, x in self.__dict__.items() if k != "replay"} | {"last_batch": None}
         return state | {
             "replay_options": replay._options,
             "replay_device": replay.device,

@@ -71,14 +71,14 @@ class PrioritizedSampler(torchrl_samplers.PrioritizedSampler):
         super().__init__(max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer, device or "cpu")
 
     def _init(self) -> None:
-        device = self._device
+        device = self.device
         self.tree = sum_tree(self._max_capacity, device, extrema=True)
         self._largest = torch.zeros(1, device=device)
         self._offset = torch.zeros(1, dtype=torch.int64, device=device)
 
     @property
     def device(self) -> torch.device:
-        return self._device
+        return self._device or torch.device("cpu")
 
     def _maybe_init_from_storage(self, storage: Any) -> None:
         """The tree stays where it was made."""
@@ -92,7 +92,8 @@ class PrioritizedSampler(torchrl_samplers.PrioritizedSampler):
             largest = torch.where(leaf > 0, leaf.pow(1 / self._alpha) - self._eps, 0)
         return torch.where(largest > 0, largest, 1.0)
 
-    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+    def sample(self, storage: Any, batch_size: int) -> Any:
+        """(index, info), as torchrl's buffers take it."""
         if len(storage) == 0:
             raise RuntimeError("cannot sample from an empty storage: extend the buffer first")
         drawn = tree_sample(self.tree, batch_size, self.seed, self._offset)
