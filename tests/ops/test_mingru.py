@@ -145,6 +145,14 @@ def test_steps_are_the_scan(backend, device):
     assert torch.equal(with_none, mingru_step(combined[:, 0], state, x[:, 0], no, backend=backend)[0])
 
 
+@COMPILED
+def test_a_large_step_is_the_scan(backend, device):
+    combined, state, x, reset, *_ = inputs(300, 1, 128, p_reset=0.3, device=device)
+    out, last = mingru_scan(combined, state, x, reset, backend=backend)
+    step = mingru_step(combined[:, 0], state, x[:, 0], reset[:, 0], backend=backend)
+    assert_same_bits(step, (out[:, 0].contiguous(), last))
+
+
 @QUICK
 def test_step_has_the_scans_gradient(backend, device):
     combined, state, x, reset, dout, dnext = inputs(3, 1, 6, p_reset=0.5, device=device)

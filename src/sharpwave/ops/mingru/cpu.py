@@ -220,6 +220,10 @@ def mingru_scan(
 
 def mingru_step(combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
     """Same as `reference.mingru_step`."""
+    if x.numel() >= SMALL:
+        flags = None if reset is None else reset[:, None]
+        out, next_state, _ = mingru_scan(combined[:, None], state, x[:, None], flags)
+        return out[:, 0], next_state
     out, next_state = torch.empty(x.shape), torch.empty(x.shape)
     _step(
         *(_array(v) for v in (combined, state, x)),
