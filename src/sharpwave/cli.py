@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -204,8 +204,8 @@ def info(args: list[str]) -> int:
 class Parity:
     """Hold an op's kernels against their reference, bit for bit or to the stated tolerance."""
 
-    op: tyro.conf.Positional[Literal["cdf", "sumtree", "mingru"]]
-    """Which op."""
+    op: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OP")]
+    """Which op: cdf, mingru, sumtree, or any other whose folder has a parity.py."""
 
     device: str = "auto"
     """Where its kernels run: cpu, cuda, or auto (cuda where there is one)."""
@@ -262,13 +262,14 @@ def _algorithm(args: list[str]) -> tuple[str, list[str]]:
 
 def _make_trainer(algorithm: str, config: Any) -> Any:
     """The trainer; what its settings and its environment's name and options make impossible is the user's to mend."""
+    from sharpwave.envs.base import EnvFault
     from sharpwave.run.config import trainer_class
     from sharpwave.run.info import check_device
 
     check_device(config.device)
     try:
         return trainer_class(algorithm)(config)
-    except ValueError as error:
+    except (ValueError, EnvFault) as error:
         raise UserError(str(error)) from error
 
 
@@ -286,6 +287,8 @@ def _train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
         "backends: " + ", ".join(f"{op} {name}" for op, name in backends(trainer.device.type).items()),
         f"run directory: {run_dir}",
     ]
+    if trainer.device.type == "cpu" and not any(Path(sharpwave.__file__).parent.rglob("*.nbc")):
+        header.append("compiling the CPU's kernels: this once, the first epoch takes up to a minute longer")
     display = displays.make(Console(), trainer.num_epochs, header)
     with StopRequest(_say_stopping) as stop:
         try:

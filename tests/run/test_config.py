@@ -112,13 +112,13 @@ def test_check_turns_value_errors_into_user_errors():
 
 @pytest.mark.parametrize("name", ["log_interval", "checkpoint_interval", "keep_checkpoints", "threads"])
 def test_run_config_ranges(name):
-    with pytest.raises(ValueError, match=f"{name} must be >= 1; got 0"):
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} must be at least 1; got 0"):
         replace(RunConfig(), **{name: 0}).validate()
 
 
 def test_eval_episodes_range():
     RunConfig(eval_episodes=0).validate()
-    with pytest.raises(ValueError, match="eval_episodes must be >= 0; got -1"):
+    with pytest.raises(ValueError, match="--eval-episodes must be at least 0; got -1"):
         RunConfig(eval_episodes=-1).validate()
 
 

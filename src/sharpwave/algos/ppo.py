@@ -24,12 +24,12 @@ from torch.utils._pytree import tree_map_only
 
 from sharpwave import envs
 from sharpwave.algos.ppo_config import PPOConfig
+from sharpwave.algos.ppo_metrics import UpdateMetrics
 from sharpwave.algos.segments import Segments, segment_advantage, segment_priority
 from sharpwave.envs.base import Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn import Policy
 from sharpwave.ops.cdf import draw_segments
-from sharpwave.ops.ppo_loss import STATS
 from sharpwave.optim import Muon
 from sharpwave.run import seeding
 from sharpwave.run.errors import UserError
@@ -37,13 +37,6 @@ from sharpwave.run.graphs import Captured
 from sharpwave.run.timing import PhaseTimer
 
 __all__ = ["PPO", "PPOConfig"]
-
-# Names of what `PPO.metrics` returns, in the order of STATS and then of its other numbers.
-METRICS = (
-    *("loss/policy", "loss/value", "loss/entropy", "policy/old_approx_kl", "policy/approx_kl", "policy/clip_fraction"),
-    *("grad/norm", "value/explained_variance", "schedule/lr", "schedule/beta"),
-    *("fault/skipped_updates", "fault/bad_priorities"),
-)
 
 
 class PPO:
@@ -94,13 +87,7 @@ class PPO:
             enabled=self.env.capturable,
         )
         self._faults: list[str] = []
-
-        def zeros(n: int) -> Tensor:
-            return torch.zeros(n, device=self.device)
-
-        self._updates, self._kept, self._bad_priorities = zeros(1), zeros(1), zeros(1)
-        self._stats, self._variance = zeros(len(STATS) + 1), zeros(2)
-        self._bad_terms, self._bad_gradients = zeros(len(STATS)), zeros(1)
+        self._metrics = UpdateMetrics(self.device)
         self.state = self.policy.initial_state(config.num_envs)
         self.begins = torch.ones(config.num_envs, dtype=torch.bool, device=self.device)
         start = self.env.reset(seeding.stream_seed(config.seed, rank, "env"))
@@ -113,7 +100,7 @@ class PPO:
         self._set_schedules()
         with self.timer("rollout"):
             self._run_rollout()
-            self._explained_variance()
+            self._metrics.rollout(segment_advantage(self.segments, self.config), self.segments.value)
         for _ in range(self.config.updates_per_epoch):
             self._run_update()
         self.epoch += 1
@@ -124,8 +111,7 @@ class PPO:
         s.ratio.fill_(1)
         s.state.copy_(self.state)
         for t in range(config.horizon):
-            reset = self._reset_flag(t)
-            out, sample = self._act(self.obs, self.state, reset, self.mask)
+            out, sample = self._act(self.obs, self.state, self._reset_flag(t), self.mask)
             s.obs[:, t] = self.obs
             s.action[:, t] = sample.action
             s.logprob[:, t] = sample.logprob
@@ -157,8 +143,7 @@ class PPO:
             index, weight, bad = draw_segments(
                 priority, self.draws, self.draw_seed, self.draw_offset, self.beta
             )  # c, d
-            self._bad_priorities += bad
-            batch, advantage = s.select(index, self.policy, self.dtype), advantage.index_select(0, index)  # e
+            batch = s.select(index, advantage, self.policy, self.dtype)  # e
 
         with self.timer("forward+backward"):  # f
             with self._autocast():
@@ -171,7 +156,7 @@ class PPO:
                 action=batch.action.flatten(0, 1),
                 old_logprob=batch.logprob.flatten(),
                 old_value=batch.value.flatten(),
-                advantage=advantage.flatten(),
+                advantage=batch.advantage.flatten(),
                 weight=weight.repeat_interleave(config.horizon),
                 valid=None if batch.valid is None else batch.valid.flatten(),
                 ent_coef=self.ent_coef,
@@ -186,7 +171,7 @@ class PPO:
             keep = loss.isfinite()
             self.optimizer.step(keep=keep)
             keep &= self.optimizer.grad_norm.isfinite()
-            self._gather_metrics(keep, stats)
+            self._metrics.update(keep, stats, self.optimizer.grad_norm, bad)
 
         with self.timer("write back"), torch.no_grad():  # h
             # A segment drawn twice takes what its last draw says, whatever the order of the writes.
@@ -229,20 +214,6 @@ class PPO:
             with self._autocast():
                 next_value[which] = self.policy.step(step.next_obs[which], state[:, which]).value
 
-    def _gather_metrics(self, keep: Tensor, stats: Tensor) -> None:
-        """Add up what `metrics` reads, on the device: means over the updates that were taken."""
-        self._updates += 1
-        self._kept += keep
-        self._stats += torch.where(keep, torch.cat([stats, self.optimizer.grad_norm[None]]), 0)
-        self._bad_terms += ~stats.isfinite()
-        self._bad_gradients += ~self.optimizer.grad_norm.isfinite()
-
-    @torch.no_grad()
-    def _explained_variance(self) -> None:
-        """1 - var(R - V) / var(R) of the rollout's values, R = A + V."""
-        advantage = segment_advantage(self.segments, self.config)
-        self._variance += torch.stack([advantage.var(), (advantage + self.segments.value).var()])
-
     def _set_schedules(self) -> None:
         config = self.config
         progress = self.epoch / config.num_epochs
@@ -277,8 +248,9 @@ class PPO:
         obs: Tensor,
         state: Tensor | None = None,
         reset: Tensor | None = None,
+        *,
+        deterministic: bool = False,
         mask: Tensor | None = None,
-        deterministic: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Actions for N environments, in the environment's shape, and the next recurrent state (None begins anew)."""
         state = self.policy.initial_state(obs.shape[0]) if state is None else state
@@ -291,12 +263,8 @@ class PPO:
         Losses, entropy and KLs are means over the updates that were taken; `fault/skipped_updates` counts the others,
         and `faults()` names what was not finite in them.
         """
-        a, r = self._variance
-        scalars = (1 - a / r, self.lr, self.beta, self._updates - self._kept, self._bad_priorities)
-        values = torch.cat([self._stats / self._kept.clamp(min=1), torch.stack([x.float().squeeze() for x in scalars])])
-        result = dict(zip(METRICS, values.tolist(), strict=True))
-        self._faults = self._read_faults() if result["fault/skipped_updates"] else []
-        self._clear_metrics()
+        result, self._faults = self._metrics.read(self.lr, self.beta)
+        self._faults = [f"the gradient of {self._bad_parameter()}" if f == "gradient" else f for f in self._faults]
         done = self.episodes.read()
         result |= {"episode/return": done.mean_return, "episode/length": done.mean_length}
         return result | {"episode/return_std": done.std_return, "episode/count": float(done.episodes)}
@@ -341,19 +309,11 @@ class PPO:
         """Close the environments."""
         self.env.close()
 
-    def _clear_metrics(self) -> None:
-        for counter in (
-            *(self._updates, self._kept, self._bad_priorities, self._stats),
-            *(self._variance, self._bad_terms, self._bad_gradients),
-        ):
-            counter.zero_()
-
-    def _read_faults(self) -> list[str]:
-        found = [name for name, n in zip(STATS, self._bad_terms.tolist(), strict=True) if n]
-        if self._bad_gradients.item():
-            place = self.optimizer.first_bad.item()
-            for name, p in self.policy.named_parameters():
-                if place < p.numel():
-                    return [*found, f"the gradient of {name}"]
-                place -= p.numel()
-        return found
+    def _bad_parameter(self) -> str:
+        """The parameter whose gradient was not finite at the last step skipped for it."""
+        place = int(self.optimizer.first_bad)
+        for name, p in self.policy.named_parameters():
+            if place < p.numel():
+                return name
+            place -= p.numel()
+        raise AssertionError(place)

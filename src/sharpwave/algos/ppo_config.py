@@ -22,13 +22,13 @@ class PPOConfig(RunConfig):
     """Keyword arguments of the environment, e.g. k=4 delay=8."""
 
     total_steps: int = 1_000_000
-    """Environment steps of the whole run, over all environments; whole epochs are run. At least one batch."""
+    """Environment steps of the whole run, over all environments, rounded down to whole epochs. At least one batch."""
     num_envs: int | None = None
     """N, environments stepped together. Default: 64 on a CPU, 4096 on a GPU (PufferLib 4.0)."""
     horizon: int = 64
     """T, steps of a segment: what the recurrent layers are trained through (PufferLib)."""
     minibatch: int | None = None
-    """Steps an update trains on, a multiple of the horizon. Default: 8192 (PufferLib), at most half the batch."""
+    """Steps an update trains on, a multiple of the horizon. Default: 8192 (PufferLib), at most a quarter batch."""
     replay_ratio: float = 1.0
     """How often a step is trained on, on average: an epoch has floor(replay_ratio * N * T / minibatch) updates."""
 
@@ -97,7 +97,7 @@ class PPOConfig(RunConfig):
         num_envs = self.num_envs if self.num_envs is not None else (4096 if on_gpu else 64)
         minibatch = self.minibatch
         if minibatch is None:
-            minibatch = min(8192, max(1, num_envs // 2) * self.horizon)
+            minibatch = min(8192, max(1, num_envs // 4) * self.horizon)
             minibatch -= minibatch % max(1, self.horizon)
         dtype = ("bfloat16" if on_gpu else "float32") if self.dtype == "auto" else self.dtype
         config = dataclasses.replace(self, device=device, num_envs=num_envs, minibatch=minibatch, dtype=dtype)

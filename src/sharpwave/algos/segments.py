@@ -1,7 +1,7 @@
 """What a rollout leaves behind, and what the updates compute from it alone."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,14 +68,37 @@ class Segments:
             mask=new(policy.actions.width, dtype=torch.bool) if masked else None,
         )
 
-    def select(self, index: Tensor, policy: Policy, dtype: torch.dtype) -> "Segments":
-        """Copies of the segments at `index`, (M,) int64; observations as `policy` reads them best."""
-        chosen: dict[str, Any] = {
-            name: None if x is None else x.index_select(1 if name == "state" else 0, index)
-            for name, x in vars(self).items()
-            if name != "obs"
-        }
-        return Segments(obs=policy.gather(self.obs, index, dtype), **chosen)
+    def select(self, index: Tensor, advantage: Tensor, policy: Policy, dtype: torch.dtype) -> "Minibatch":
+        """Copies of the segments at `index`, (M,) int64, and of their advantages."""
+
+        def rows(x: Tensor) -> Tensor:
+            return x.index_select(0, index)
+
+        return Minibatch(
+            obs=policy.gather(self.obs, index, dtype),
+            action=rows(self.action),
+            logprob=rows(self.logprob),
+            value=rows(self.value),
+            advantage=rows(advantage),
+            reset=rows(self.reset),
+            state=self.state.index_select(1, index),
+            valid=None if self.valid is None else rows(self.valid),
+            mask=None if self.mask is None else rows(self.mask),
+        )
+
+
+class Minibatch(NamedTuple):
+    """What an update reads of M segments: fields as in `Segments`, observations as the policy reads them best."""
+
+    obs: Tensor
+    action: Tensor
+    logprob: Tensor
+    value: Tensor
+    advantage: Tensor
+    reset: Tensor
+    state: Tensor
+    valid: Tensor | None
+    mask: Tensor | None
 
 
 def segment_advantage(segments: Segments, config: PPOConfig) -> Tensor:

@@ -48,9 +48,9 @@ class RunConfig:
         """Raise ValueError, one line, for a value out of range."""
         for name in ("log_interval", "checkpoint_interval", "keep_checkpoints", "threads"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1; got {getattr(self, name)}")
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(self, name)}")
         if self.eval_episodes < 0:
-            raise ValueError(f"eval_episodes must be >= 0; got {self.eval_episodes}: 0 skips the evaluation")
+            raise ValueError(f"--eval-episodes must be at least 0; got {self.eval_episodes}: 0 skips the evaluation")
 
 
 def config_class(algorithm: str) -> Any:

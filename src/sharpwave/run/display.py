@@ -112,7 +112,11 @@ class Plain:
             f"epoch {epoch}/{self._num_epochs}",
             f"step {step:,}",
             f"SPS {count(self._rate.per_second)}",
-            *(f"{label} {number(metrics[name])}" for name, label in HEADLINE.items() if name in metrics),
+            *(
+                f"{label} {number(metrics[name], name.partition('/')[0])}"
+                for name, label in HEADLINE.items()
+                if name in metrics
+            ),
             f"left {duration(self._rate.seconds_left)}",
         ]
         self.message("  ".join(parts))
@@ -176,7 +180,9 @@ class Dashboard:
     def _group(self, name: str, items: Mapping[str, float]) -> Table:
         table = _grid(name, columns=2)
         for label, value in items.items():
-            table.add_row(label, Text(number(value), justify="right", style="" if math.isfinite(value) else "bold red"))
+            table.add_row(
+                label, Text(number(value, name), justify="right", style="" if math.isfinite(value) else "bold red")
+            )
         return table
 
     def _phase_bars(self) -> Table:
@@ -226,9 +232,9 @@ def groups(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return grouped
 
 
-def number(value: float) -> str:
-    """Four significant digits."""
-    return f"{value:.4g}"
+def number(value: float, group: str = "") -> str:
+    """Four significant digits. Of episodes, NaN is "-": none has ended yet, and nothing is wrong."""
+    return "-" if group == "episode" and math.isnan(value) else f"{value:.4g}"
 
 
 def count(value: float) -> str:

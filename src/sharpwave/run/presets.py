@@ -3,11 +3,14 @@
 from typing import Any
 
 # Returns of up to 500: a discount whose horizon is a fifth of that, and rewards scaled so that values are at most 1.
-_CARTPOLE = {"total_steps": 400_000, "minibatch": 1024, "gamma": 0.99, "reward_scale": 0.01}
-_CUE_RECALL = {"total_steps": 200_000, "minibatch": 1024}
+_CARTPOLE = {"total_steps": 400_000, "gamma": 0.99, "reward_scale": 0.01}
+_CUE_RECALL = {"total_steps": 200_000}
+# Returns of -500 to about -80.
+_ACROBOT = {"total_steps": 400_000, "gamma": 0.99, "reward_scale": 0.01}
 
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("ppo", "CartPole-v1"): _CARTPOLE,
     ("ppo", "sharpwave/CartPole"): _CARTPOLE,
     ("ppo", "sharpwave/CueRecall"): _CUE_RECALL,
+    ("ppo", "Acrobot-v1"): _ACROBOT,
 }
