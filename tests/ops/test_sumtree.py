@@ -1,5 +1,6 @@
 """The sum tree: hand-worked draws, histories against a fresh build, backends against the reference, known faults."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -395,13 +396,20 @@ def test_an_empty_tree_raises(backend, device):
         tree_sample(sum_tree(5), 1, 0, start(), backend=backend)
 
 
+@pytest.mark.filterwarnings("error")
 @backends("triton")
 def test_an_empty_tree_is_flagged_on_a_device(backend, device):
-    tree = sum_tree(5, device)
-    draw = tree_sample(tree, 3, 0, start(device), backend=backend)
-    assert draw.indices.tolist() == [0, 0, 0]
-    assert draw.values.tolist() == [0.0, 0.0, 0.0]
-    assert tree.status.tolist() == [0, 0, 1, 0]
+    """Of one level and of several: the walk must not leave the storage, whose end holds NaN here."""
+    for capacity, fanout in ((5, 16), (60, 4)):
+        tree = sum_tree(capacity, device, fanout=fanout)
+        fence = torch.full((len(tree.storage) + 4096,), torch.nan, device=device)
+        fence[: len(tree.storage)] = 0
+        tree = replace(tree, storage=fence[: len(tree.storage)], arrays=None)
+        draw = tree_sample(tree, 3, 0, start(device), backend=backend)
+        assert draw.indices.tolist() == [0, 0, 0]
+        assert draw.values.tolist() == [0.0, 0.0, 0.0]
+        assert draw.total.item() == 0.0
+        assert tree.status.tolist() == [0, 0, 1, 0]
 
 
 def test_opcheck_and_the_dispatcher_agree_with_the_direct_path():

@@ -169,7 +169,9 @@ def tree_sample(
     offset += n
     if stratified:
         w1, w0 = _stratum(w1, w0, n)
-    mass = _share(w1, w0, *total)
+    high, low = _share(w1, w0, *total)
+    # A mass below 0 goes into the first child everywhere: an empty tree's walk ends at index 0.
+    mass = torch.where(empty, -1, high), low
 
     offsets = level_offsets(capacity, fanout)
     index = torch.zeros_like(offset).expand(n)
@@ -225,7 +227,7 @@ def _descend(
     below = carry(high.cumsum(1), low.cumsum(1))
     m1, m0 = mass[0][:, None], mass[1][:, None]
     passed = (below[0] < m1) | ((below[0] == m1) & (below[1] <= m0))
-    child = passed.sum(1).clamp(max=high.shape[1] - 1)  # only a total of 0 passes every child
+    child = passed.sum(1).clamp(max=high.shape[1] - 1)  # the mass is below the node's: a bound for broken trees alone
     skipped = [torch.where(passed, x, 0).sum(1) for x in (high, low)]
     return index * high.shape[1] + child, carry(mass[0] - skipped[0], mass[1] - skipped[1])
 

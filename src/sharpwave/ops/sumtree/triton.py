@@ -295,6 +295,8 @@ def _sample_kernel(
         rest0 = ((product >> 32) + tl.umulhi(bits, low_total) + carry).to(tl.int64)
         rest1 = tl.umulhi(bits, high_total).to(tl.int64) + (rest0 >> 32)
         rest0 = rest0 & 0xFFFFFFFF
+        # A mass below 0 goes into the first child everywhere: an empty tree's walk ends at index 0.
+        rest1 = tl.where(empty, -1, rest1)
 
         index = tl.zeros([DRAWS], tl.int64)
         index, rest1, rest0 = _descend(index, rest1, rest0, top_high[None, :], top_low[None, :], LOG_FANOUT)
