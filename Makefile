@@ -4,7 +4,7 @@ BIN    := .venv/bin
 SEED   ?= 0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-fast test-gpu bench-gpu check install install-dev clean
+.PHONY: train test test-fast fuzz test-gpu bench-gpu check install install-dev clean
 
 train: install  ## learn CartPole on the CPU and evaluate it
 	$(BIN)/sharpwave train ppo --env CartPole-v1 --device cpu --seed $(SEED)
@@ -14,6 +14,9 @@ test: install-dev check  ## every test that needs no GPU
 
 test-fast: install-dev  ## the tests that take under ten seconds each
 	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+
+fuzz: install-dev  ## ten minutes of random operations on each kind of replay buffer
+	SHARPWAVE_FUZZ_SECONDS=600 $(BIN)/python -m pytest tests/replay/test_machine.py -k for_long --numprocesses 2
 
 check: install-dev  ## formatting, lint, types
 	$(BIN)/ruff format --check

@@ -7,22 +7,14 @@ Writes benchmarks/results/replay-DEVICE.json.
 """
 
 import argparse
-import json
-import os
-import platform
-import statistics
-import subprocess
-import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks._timing import graph_us, interleaved_us, write
 from sharpwave import PrioritizedReplay
 
-RESULTS = Path(__file__).parent / "results"
 BATCH, ADD = 256, 1024
 ALPHA, BETA = 0.6, 0.4
 Calls = dict[str, Callable[[], object]]
@@ -129,59 +121,26 @@ def torchrl(size: int) -> Calls:
     return {"sample + update": cycle, "add 1024": lambda: buffer.extend(new)}
 
 
-def time_us(call: Callable[[], object], calls: int = 150) -> float:
-    call()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) / calls * 1e6
-
-
-def on_cpu(sizes: list[int], rounds: int) -> dict:
+def on_cpu(sizes: list[int], rounds: int) -> list[dict]:
     torch.set_num_threads(1)
-    table: dict = {}
+    rows = []
     for size in sizes:
-        columns: dict[tuple[str, str], Callable] = {}
+        calls: dict[str, Calls] = {}
         for make in (ours, cpprb, tianshou, torchrl):
             name = "sharpwave" if make is ours else make.__name__
             try:
-                columns |= {(name, what): call for what, call in make(size).items()}
+                for what, call in make(size).items():
+                    calls.setdefault(what, {})[name] = call
             except (ImportError, RuntimeError, TypeError) as error:
                 print(f"{name} is left out: {type(error).__name__}: {str(error).splitlines()[0]}")
-        times: dict[tuple[str, str], list[float]] = {key: [] for key in columns}
-        for _ in range(rounds):  # interleaved, so that a busy moment of the machine meets all
-            for key, call in columns.items():
-                times[key].append(time_us(call))
-        for (name, what), found in times.items():
-            row = {"median": round(statistics.median(found), 1), "lowest": round(min(found), 1)}
-            table.setdefault(f"{size}", {}).setdefault(what, {})[name] = row
-            print(f"{size:>10} {what:24} {name:10} median {row['median']:8.1f} us   lowest {row['lowest']:8.1f} us")
-    return table
+        # Beside its peers, which all allocate, also with the batch's memory given.
+        calls["sample + update"]["sharpwave, out="] = calls.pop("sample + update, out=")["sharpwave"]
+        rows += [{"size": size, "what": what, **interleaved_us(columns, rounds)} for what, columns in calls.items()]
+    return rows
 
 
-def graph_us(call: Callable[[], object], calls: int = 10, rounds: int = 50) -> float:
-    """Median time of a call within replays of a graph of several."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    found = []
-    for _ in range(rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) * 1e3 / calls)
-    return statistics.median(found)
-
-
-def on_gpu(size: int, envs: int = 64) -> dict:
-    table = {}
+def on_gpu(size: int, envs: int = 64) -> list[dict]:
+    rows = []
     for frames in (1, 4):
         buffer = PrioritizedReplay(size, "cuda", num_envs=envs, frame_stack=frames)
         obs = torch.randint(0, 255, (envs, 84, 84), dtype=torch.uint8, device="cuda")
@@ -215,40 +174,18 @@ def on_gpu(size: int, envs: int = 64) -> dict:
         def add(buffer=buffer, step=step) -> None:
             buffer.add(step)
 
-        calls = dict(sample=sample, update=update, cycle=cycle, index_select=index_select, add=add)
-        row = {name: round(graph_us(call), 2) for name, call in calls.items()}
-        table[f"{size}, {frames} frames"] = row
-        print(frames, "frames", row, "cycle / index_select", round(row["cycle"] / row["index_select"], 2))
-    return table
-
-
-def machine(device: str) -> dict:
-    def found(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
-        "load average at the end": os.getloadavg()[0],
-        "cpus": os.cpu_count(),
-        "commit": commit,
-        **{p: found(p) for p in ("torch", "numba", "numpy", "cpprb", "tianshou", "torchrl")},
-    }
+        calls = {"sample": sample, "update": update, "sample + update": cycle, "index_select": index_select, "add": add}
+        rows.append({"size": size, "frames": frames, **{name: graph_us(call) for name, call in calls.items()}})
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=1000)
     args = parser.parse_args()
-    table = on_cpu(args.sizes, args.rounds) if args.device == "cpu" else on_gpu(args.sizes[0])
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"replay-{args.device}.json"
-    path.write_text(json.dumps({"machine": machine(args.device), "us a call": table}, indent=1) + "\n")
+    write("replay", args.device, on_cpu(args.sizes, args.rounds) if args.device == "cpu" else on_gpu(args.sizes[0]))
 
 
 if __name__ == "__main__":

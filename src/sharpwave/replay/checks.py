@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from sharpwave.ops.sumtree import MAX_LEAF
 from sharpwave.replay.nest import flatten
-from sharpwave.replay.storage import FIXED_DTYPES, Field
+from sharpwave.replay.storage import FIXED_DTYPES, Field, check_directory
 
 WeightNorm = Literal["batch", "buffer"]
 MaxPriorityOver = Literal["all_time", "buffer"]
@@ -24,7 +25,10 @@ def check_integer(name: str, number: Any, least: int) -> None:
 def storage_place(storage: Any, device: torch.device) -> torch.device | str | os.PathLike:
     if storage is None:
         return device
-    if isinstance(storage, torch.device | os.PathLike) or storage == "pinned":
+    if isinstance(storage, os.PathLike):
+        check_directory(Path(storage))
+        return storage
+    if isinstance(storage, torch.device) or storage == "pinned":
         return storage
     if isinstance(storage, str) and (storage in ("cpu", "mps", "xpu") or storage.startswith("cuda")):
         return torch.device(storage)

@@ -202,6 +202,8 @@ class Replay:
         assert self.storage is not None
         tensors = self.storage.check(flat)
         n, ring = next(iter(tensors.values())).shape[0], self.state.layout.ring
+        if n == 0:
+            return torch.empty(0, dtype=torch.int64, device=self.device)
         if n > ring:
             tensors, n = {k: t[-ring:] for k, t in tensors.items()}, ring
         if self._arrays is None:

@@ -100,6 +100,12 @@ class Storage:
         return tensors
 
 
+def check_directory(directory: Path) -> None:
+    """Raise unless new files can go into `directory` without touching any other."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(f"storage directory {directory} exists and is not empty: choose another; nothing was changed")
+
+
 def infer_fields(flat: Mapping[str, object]) -> dict[str, Field]:
     """Fields from the first batch: shape without the leading dimension, dtype as it comes (but see FIXED_DTYPES)."""
     fields = {}
@@ -137,8 +143,7 @@ def _pinned(slots: int, fields: Mapping[str, Field]) -> dict[str, Tensor]:
 
 
 def _mapped(slots: int, fields: Mapping[str, Field], directory: Path) -> dict[str, Tensor]:
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ValueError(f"storage directory {directory} exists and is not empty: choose another; nothing was changed")
+    check_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for path, field in fields.items():
