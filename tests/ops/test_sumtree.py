@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharpwave.ops.cdf import build_cdf
 from sharpwave.ops.sumtree import (
     MAX_LEAF,
     sum_tree,
@@ -494,4 +495,39 @@ def test_graph_cycles_draw_anew_and_never_wait():
         graph.replay()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     assert not torch.equal(first, index)
+    assert_fresh(tree)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_million_cycles_beside_a_busy_stream():
+    """No tile, draw or update may wait for what a full GPU does not start: the test's own timeout is the verdict."""
+    tree = filled(torch.rand(1 << 20), "cuda")
+    top, offset, td_error = torch.ones(1, device="cuda"), start("cuda"), torch.randn(1024, device="cuda").bfloat16()
+    index, weights = torch.arange(1024, device="cuda"), torch.rand(300_000, device="cuda")
+    cdf = build_cdf(weights)
+    want = cdf.clone()
+
+    def cycles():
+        for _ in range(50):
+            tree_update_priorities(tree, index, td_error, top, alpha=0.6)
+            index.copy_(tree_sample(tree, 1024, 3, offset).indices)
+        build_cdf(weights, cdf)
+
+    cycles()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cycles()
+    matrix, other = torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()
+    product = torch.empty_like(matrix)
+    for replay in range(20_000):
+        graph.replay()
+        if replay % 2 == 0:
+            with torch.cuda.stream(other):
+                torch.mm(matrix, matrix, out=product)
+        if replay % 1000 == 0:
+            torch.cuda.synchronize()  # keeps both queues of a length
+    torch.cuda.synchronize()
+    assert offset.item() == 1024 * 50 * 20_001
+    assert torch.equal(cdf, want)
     assert_fresh(tree)
