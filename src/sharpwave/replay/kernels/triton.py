@@ -57,7 +57,7 @@ def _finish_kernel(
     here = k < n
     index = tl.load(drawn_ptr + k, mask=here, other=0)
     value = tl.load(values_ptr + k, mask=here, other=0.0)
-    total = tl.load(total_ptr).to(tl.float32)
+    total = tl.load(total_ptr)
     positive = here & (value > 0.0)
     if OWN_BETA:
         first = tl.load(betas_ptr)
@@ -72,7 +72,7 @@ def _finish_kernel(
     safe = tl.where(positive, value, 1.0)
     if NORM == _NO_NORM:
         held = tl.load(counters_ptr + _HELD)
-        ratio = total / (safe * held.to(tl.float32))
+        ratio = (total / (safe.to(tl.float64) * held.to(tl.float64))).to(tl.float32)
     else:
         if NORM == _BATCH_NORM:
             lowest = tl.full([BLOCK], float("inf"), tl.float32)
@@ -84,7 +84,7 @@ def _finish_kernel(
             smallest = tl.load(smallest_ptr)
         ratio = smallest / safe
     weight = tl.where(ratio == 1.0, 1.0, tl.exp2(beta * tl.log2(ratio)))
-    probability = safe / tl.where(total > 0.0, total, 1.0)
+    probability = (safe.to(tl.float64) / tl.where(total > 0.0, total, 1.0)).to(tl.float32)
     generation = tl.load(generation_ptr + index, mask=positive, other=_NOT_DRAWN)
     tl.store(indices_ptr + k, index, mask=here)
     tl.store(weights_ptr + k, tl.where(positive, weight, 0.0), mask=here)
@@ -98,19 +98,17 @@ def _finish_kernel(
         terminated = tl.load(terminated_ptr + index, mask=here, other=0)
         tl.store(discount_ptr + k, tl.where(terminated != 0, 0.0, gamma), mask=here)
     if WINDOWS:
-        # There are fewer than 2^31 slots: 32 bits suffice, and take a fraction of the time in a division.
-        position = index.to(tl.int32) % ring
+        position = index % ring
         base = index - position
-        room = ring - position
-        offset = position * 0
+        at = index
         goes_on = here
         result = tl.zeros([BLOCK], tl.float32)
         power = tl.full([BLOCK], 1.0, tl.float32)
-        terminated = goes_on & False
-        truncated = goes_on & False
+        terminated = tl.zeros([BLOCK], tl.int8) != 0
+        truncated = terminated
         for j in tl.static_range(SPAN):
-            slot = base + tl.where(room > j, position + j, j - room)
-            offset = tl.where(goes_on, j, offset)
+            slot = base + (position + j) % ring
+            at = tl.where(goes_on, slot, at)
             result += power * tl.load(reward_ptr + slot, mask=goes_on, other=0.0)
             power = tl.where(goes_on, power * gamma, power)
             ends_terminal = tl.load(terminated_ptr + slot, mask=goes_on, other=0) != 0
@@ -122,17 +120,16 @@ def _finish_kernel(
         tl.store(discount_ptr + k, tl.where(terminated, 0.0, power), mask=here)
         tl.store(last_terminated_ptr + k, terminated.to(tl.uint8), mask=here)
         tl.store(last_truncated_ptr + k, truncated.to(tl.uint8), mask=here)
-        last = tl.where(room > offset, position + offset, offset - room)
-        following = tl.where(last + 1 == ring, 0, last + 1)
         step = tl.load(step_ptr + index, mask=here, other=0)
-        step_after = tl.load(step_ptr + base + last, mask=here, other=0) + 1
+        step_after = tl.load(step_ptr + at, mask=here, other=0) + 1
+        following = at - base + 1
         for j in tl.static_range(FRAMES):
             back = FRAMES - 1 - j
-            at = position - tl.minimum(step, back)
-            after = following - tl.minimum(step_after, back)
-            row = k.to(tl.int64) * FRAMES + j
-            tl.store(slots_ptr + row, base + tl.where(at < 0, at + ring, at), mask=here)
-            tl.store(slots_ptr + row + n * FRAMES, base + tl.where(after < 0, after + ring, after), mask=here)
+            # The added ring keeps the dividend positive: % truncates in C's way.
+            slot = base + (position - tl.minimum(step, back) + ring) % ring
+            after = base + (following - tl.minimum(step_after, back) + ring) % ring
+            tl.store(slots_ptr + k.to(tl.int64) * FRAMES + j, slot, mask=here)
+            tl.store(slots_ptr + (k.to(tl.int64) + n) * FRAMES + j, after, mask=here)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -171,7 +168,7 @@ def finish(
     reward, terminated, truncated = (None if x is None else _bits(x) for x in steps)
     n = drawn.indices.numel()
     windows = layout.envs > 0
-    block = 32
+    block = 128
     _finish_kernel[(triton.cdiv(n, block),)](
         drawn.indices,
         drawn.values,
@@ -205,7 +202,6 @@ def finish(
         SPAN=layout.span,
         FRAMES=layout.frames,
         BLOCK=block,
-        num_warps=1,
     )
 
 
