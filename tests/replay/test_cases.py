@@ -1,6 +1,8 @@
 """Faults that users of other replay buffers reported, as small cases with the right value. Each names its report."""
 
 import math
+import subprocess
+import sys
 from functools import partial
 
 import gymnasium
@@ -423,4 +425,15 @@ def test_public_names():
     assert sharpwave.PrioritizedReplay is PrioritizedReplay and sharpwave.SequenceReplay is SequenceReplay
     with pytest.raises(AttributeError, match="Nothing"):
         _ = sharpwave.Nothing
-    assert np.dtype(np.int64) == filled(3).sample(1).indices.numpy().dtype
+    light = "import sys, sharpwave; assert not {'torch', 'numba', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", light], check=True)
+
+
+@CPU
+def test_arrays_and_strided_tensors_are_taken_as_they_are(backend):
+    buffer = filled(8, alpha=1.0, backend=backend)
+    buffer.update_priorities(np.array([1, 2]), np.array([3.0, 4.0]))
+    buffer.update_priorities(torch.tensor([3, 0, 5, 0])[::2], torch.tensor([5.0, 0, 6.0, 0])[::2])
+    assert buffer.priorities(torch.tensor([1, 2, 3, 5])).tolist() == pytest.approx([3, 4, 5, 6], rel=1e-6)
+    buffer.add(x=torch.arange(16)[::2])
+    assert sorted(set(buffer.sample(200).x.tolist())) == list(range(0, 16, 2))
