@@ -70,6 +70,7 @@ def test_add_refuses_and_changes_nothing(changes, error, says):
         ({"x": torch.tensor(1.0)}, ValueError, "batch dimension"),
         ({"x": torch.zeros(2), "y": torch.zeros(3)}, ValueError, "'y'.*2 items"),
         ({3: torch.zeros(2)}, TypeError, "str"),
+        ({"terminated": torch.zeros(2, 1, dtype=torch.bool)}, ValueError, "terminated.*one number"),
     ],
 )
 def test_the_first_batch_decides_the_fields(fields, error, says):
@@ -183,6 +184,28 @@ def test_every_dtype_comes_back_as_it_went():
         for key, x in sent.items():
             assert batch[key].dtype == x.dtype
             assert torch.equal(batch[key], x[batch.indices]), key
+
+
+def test_steps_are_refused_and_nothing_changes():
+    ends = torch.zeros(2, dtype=torch.bool)
+    good = dict(obs=torch.zeros(2, 3), next_obs=torch.ones(2, 3), reward=torch.ones(2), terminated=ends, truncated=ends)
+    buffer = PrioritizedReplay(20, num_envs=2)
+    for _ in range(2):  # before and after the fields are known
+        before = snapshot(buffer)
+        for changes, error, says in [
+            (dict(next_obs=torch.ones(2, 4)), ValueError, "'next_obs'.*3"),
+            (dict(next_obs=torch.ones(2, 3).double()), TypeError, "'next_obs'"),
+            (dict(next_obs={"a": torch.ones(2, 3)}), KeyError, "next_obs"),
+            (dict(obs=torch.zeros(3, 3)), ValueError, "'obs'.*2 items"),
+            (dict(reward=torch.ones(2, 2, 2)), ValueError, "reward"),
+        ]:
+            with pytest.raises(error, match=says):
+                buffer.add(good | changes)
+        without = {k: x for k, x in good.items() if k != "truncated"}
+        with pytest.raises(KeyError, match="truncated"):
+            buffer.add(without)
+        assert all(torch.equal(a, b) for a, b in zip(before, snapshot(buffer), strict=True))
+        buffer.add(good)
 
 
 def test_several_steps_at_once_are_the_steps_one_by_one():

@@ -48,8 +48,8 @@ def declared(fields: Mapping[str, Any]) -> dict[str, Field]:
         except (TypeError, ValueError):
             raise ValueError(f"fields[{path!r}] must be (shape of one item, torch dtype); got {spec!r}") from None
         want = FIXED_DTYPES.get(path, dtype)
-        if dtype != want:
-            raise ValueError(f"field {path!r} is always stored as {want}; declare that, not {dtype}")
+        if path in FIXED_DTYPES and (dtype != want or field.shape):
+            raise ValueError(f"field {path!r} is always one {want} an item: declare ((), {want}), not {spec!r}")
         out[path] = field
     return out
 

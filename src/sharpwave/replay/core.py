@@ -235,23 +235,23 @@ class Replay:
                 raise ValueError(f"add() got {steps} steps of reward: every field must be (steps, num_envs, ...)")
             return torch.stack([self._add_steps({k: x[t] for k, x in flat.items()}) for t in range(steps)])
         stored = {k: x for k, x in flat.items() if k != "next_obs" and not k.startswith("next_obs.")}
-        ahead = {k.removeprefix("next_"): x for k, x in flat.items() if k not in stored}
+        ahead = {k: x for k, x in flat.items() if k not in stored}
         if self.storage is None:
             fields = infer_fields(stored)
             probe = Storage(0, fields, torch.device("cpu"))
             probe.check(stored, envs)
-            probe.check(stored | ahead, envs)
+            probe.check(ahead, envs, {k: fields[k.removeprefix("next_")] for k in ahead})
             self._make_storage(fields)
         assert self.storage is not None
         now = self.storage.check(stored, envs)
-        following = self.storage.check(stored | ahead, envs)
+        following = self.storage.check(ahead, envs, {k: self.storage.fields[k.removeprefix("next_")] for k in ahead})
         ended = now["terminated"] | now["truncated"]
         if self._arrays is None:
             slots, next_slots = plain.add_step(self.state, ended.to(self.device), self._new_leaf())
         else:
             slots, next_slots = self._add_step_cpu(ended.numpy())
         self._write(now, slots)
-        self._write({k: following[k] for k in ahead}, next_slots)
+        self._write({k.removeprefix("next_"): x for k, x in following.items()}, next_slots)
         return slots
 
     def _add_step_cpu(self, ended: np.ndarray) -> tuple[Tensor, Tensor]:

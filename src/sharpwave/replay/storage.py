@@ -71,21 +71,24 @@ class Storage:
         self.arrays = {k: as_array(t) for k, t in self.tensors.items()} if on_cpu else {}
         self.row_bytes = {k: f.bytes for k, f in fields.items()}
 
-    def check(self, flat: Mapping[str, object], size: int | None = None) -> dict[str, Tensor]:
-        """The fields of one `add` as tensors of this storage's dtypes, all of one batch size (`size` if given).
+    def check(
+        self, flat: Mapping[str, object], size: int | None = None, fields: Mapping[str, Field] | None = None
+    ) -> dict[str, Tensor]:
+        """The fields (or these `fields`) of one `add` as tensors of their dtypes, of one batch size (`size` if given).
 
         Raises:
             KeyError: a field missing or new.
             ValueError: a wrong shape.
             TypeError: a wrong dtype, or no tensor.
         """
-        if flat.keys() != self.fields.keys():
-            missing, new = self.fields.keys() - flat.keys(), flat.keys() - self.fields.keys()
+        fields = self.fields if fields is None else fields
+        if flat.keys() != fields.keys():
+            missing, new = fields.keys() - flat.keys(), flat.keys() - fields.keys()
             raise KeyError(
-                f"add() must get the fields {sorted(self.fields)}: missing {sorted(missing)}, unknown {sorted(new)}"
+                f"add() must get the fields {sorted(fields)}: missing {sorted(missing)}, unknown {sorted(new)}"
             )
         tensors = {}
-        for path, spec in self.fields.items():
+        for path, spec in fields.items():
             tensor = as_tensor(flat[path], path)
             if tensor.ndim == 0 or tuple(tensor.shape[1:]) != spec.shape:
                 raise ValueError(f"field {path!r} must be (batch, *{spec.shape}); got {tuple(tensor.shape)}")
@@ -114,6 +117,8 @@ def infer_fields(flat: Mapping[str, object]) -> dict[str, Field]:
         tensor = as_tensor(value, path)
         if tensor.ndim == 0:
             raise ValueError(f"field {path!r} must be (batch, ...); got a scalar: add a leading batch dimension")
+        if path in FIXED_DTYPES and tensor.ndim != 1:
+            raise ValueError(f"field {path!r} must be (batch,), one number an item; got {tuple(tensor.shape)}")
         fields[path] = Field(tuple(tensor.shape[1:]), FIXED_DTYPES.get(path, tensor.dtype))
     if not fields:
         raise ValueError("add() must get at least one field, such as obs=..., action=..., reward=...")
