@@ -33,6 +33,7 @@ def test_only_what_is_filled_is_drawn():
         assert torch.equal(batch["x"], batch["index"])
 
 
+@pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 def test_priorities_and_weights_by_hand():
     buffer, sampler = filled(3, 8, alpha=1.0, beta=1.0)
     sampler.update_priority(torch.tensor([0, 1, 2]), torch.tensor([1.0, 4.0, 5.0]))
