@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,40 +27,7 @@ from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch, flatten, put
 from sharpwave.replay.state import AGE, DRAWN, HELD, NOTHING, Layout, State, new_state
 from sharpwave.replay.storage import Field, Storage, as_array, infer_fields
-
-
-class Arrays(NamedTuple):
-    """NumPy views of the state, for the CPU's kernels."""
-
-    leaves: np.ndarray
-    nodes: np.ndarray
-    offsets: np.ndarray
-    shift: int
-    status: np.ndarray
-    generation: np.ndarray
-    step: np.ndarray
-    head: np.ndarray
-    episode_step: np.ndarray
-    counters: np.ndarray
-    max_priority: np.ndarray
-    beta: np.ndarray
-    offset: np.ndarray
-    seed: np.ndarray
-
-
-class Outputs(NamedTuple):
-    """The memory of one batch."""
-
-    owner: object
-    n: int
-    tensors: dict[str, Tensor]
-    blocks: list[np.ndarray] | None = None
-    """On a CPU, what the tensors are rows of: one block of (entries, n, ...) a shape and dtype. The first two hold what
-    the draw computes: indices, generations; weights, probabilities, discount."""
-    table: np.ndarray | None = None
-    """On a CPU, the fields' table for the kernel that copies rows."""
-    slots: Tensor | None = None
-    """On a GPU, room for the slots of both observations' frames."""
+from sharpwave.replay.views import Outputs, cpu_kernels, triton_kernels, views
 
 
 class Replay:
@@ -108,9 +75,9 @@ class Replay:
         self.state.seed.fill_(as_signed(seed))
         self.state.beta.copy_(torch.tensor(beta_numbers(beta)))
         self.storage: Storage | None = None
-        self._cpu = _cpu_kernels(self.state, backend)
-        self._arrays = _views(self.state) if self._cpu else None
-        self._triton = _triton_kernels(self.state, backend, self._where)
+        self._cpu = cpu_kernels(self.state, backend)
+        self._arrays = views(self.state) if self._cpu else None
+        self._triton = triton_kernels(self.state, backend, self._where)
         self._touched = np.zeros(layout.envs * (layout.frames + 1 + layout.span), np.int64)
         if fields is not None:
             self._make_storage(declared(fields))
@@ -490,45 +457,3 @@ class Replay:
         if not isinstance(outputs, Outputs) or outputs.owner is not self or outputs.n != n:
             raise ValueError(f"out must be a batch of {n} that this buffer's sample() has returned")
         return outputs
-
-
-def _cpu_kernels(state: State, backend: _backends.Backend) -> Any:
-    if _backends.choose("sumtree", state.counters.device.type, backend) != "cpu":
-        return None
-    from sharpwave.replay.kernels import cpu
-
-    return cpu
-
-
-def _triton_kernels(state: State, backend: _backends.Backend, where: object) -> Any:
-    device = state.counters.device
-    if _backends.choose("sumtree", device.type, backend) != "triton" or where != device:
-        return None
-    from sharpwave.replay.kernels import triton
-
-    return triton
-
-
-def _views(s: State) -> Arrays:
-    t = s.tree.arrays
-    return Arrays(
-        t.leaves,
-        t.nodes,
-        t.offsets,
-        t.shift,
-        t.status,
-        *(
-            x.numpy()
-            for x in (
-                s.generation,
-                s.step,
-                s.head,
-                s.episode_step,
-                s.counters,
-                s.max_priority,
-                s.beta,
-                s.offset,
-                s.seed.view(1),
-            )
-        ),
-    )

@@ -11,9 +11,11 @@ from sharpwave.ops._backends import Backend
 from sharpwave.ops.sumtree import tree_extrema
 from sharpwave.replay import windows
 from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, check_integer
-from sharpwave.replay.core import Layout, Outputs, Replay
+from sharpwave.replay.core import Replay
 from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch
+from sharpwave.replay.state import Layout
+from sharpwave.replay.views import Outputs
 
 
 class SequenceReplay(Replay):
