@@ -274,8 +274,6 @@ def _make_trainer(algorithm: str, config: Any) -> Any:
 
 
 def _train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
-    from rich.console import Console
-
     from sharpwave.run import display as displays
     from sharpwave.run import loop
     from sharpwave.run.info import backends
@@ -289,7 +287,7 @@ def _train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
     ]
     if trainer.device.type == "cpu" and not any(Path(sharpwave.__file__).parent.rglob("*.nbc")):
         header.append("compiling the CPU's kernels: this once, the first epoch takes up to a minute longer")
-    display = displays.make(Console(), trainer.num_epochs, header)
+    display = displays.make(displays.SurvivingConsole(), trainer.num_epochs, header)
     with StopRequest(_say_stopping) as stop:
         try:
             complete = loop.run(trainer, run_dir, resume=resume, display=display, stop=stop)

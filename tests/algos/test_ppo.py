@@ -11,6 +11,7 @@ import torch
 
 from sharpwave.algos import ppo, ppo_config, segments
 from sharpwave.algos.ppo import PPO, PPOConfig
+from sharpwave.algos.ppo_metrics import UpdateMetrics
 from sharpwave.algos.segments import segment_advantage, segment_priority
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.ops.advantage import puff_advantage
@@ -127,6 +128,129 @@ class TestRollout:
             assert torch.equal(s.reset[:, 1:], (s.terminated | s.truncated | ~s.valid)[:, :-1])
             assert agent.metrics()["episode/length"] == 4
 
+    def test_truncation_at_the_last_step_is_not_the_reset_observation(self):
+        agent = trainer(Clock(8, length=16, choose_at=3, truncates=True), name="toy/Clock")
+        agent._rollout()
+        s = agent.segments
+        assert s.truncated[:, -1].all()
+        # What Clock shows after the last step: no flag, the choice, 1.
+        final = torch.stack([torch.zeros(8), torch.zeros(8), s.action[:, 3, 0] * 2.0 - 1, torch.ones(8)], 1)
+        before = agent.policy(s.obs, s.state, s.reset).state
+        assert torch.allclose(s.next_value[:, -1], agent.policy.step(final, before).value, atol=1e-6)
+
+    def test_rewards_are_scaled_and_then_clipped(self):
+        reward = torch.tensor([-4.0, 1.0, 4.0])
+        assert trainer(reward_scale=0.5)._scale(reward).tolist() == [-2.0, 0.5, 2.0]
+        assert trainer(reward_scale=0.5, reward_clip=1.0)._scale(reward).tolist() == [-1.0, 0.5, 1.0]
+        assert trainer(puffer_compat=True)._scale(reward).tolist() == [-1.0, 1.0, 1.0]
+
+    def test_streams_follow_seed_and_rank(self):
+        def actions(seed, rank):
+            agent = PPO(PPOConfig(env="sharpwave/CartPole", device="cpu", seed=seed, **SMALL), rank=rank)
+            agent._rollout()
+            weights = next(agent.policy.parameters()).detach()
+            return agent.segments.action, agent.segments.obs[:, 0], agent.draw_seed, weights
+
+        base, other_rank, other_seed = actions(0, 0), actions(0, 1), actions(1, 0)
+        for other in (other_rank, other_seed):
+            assert not torch.equal(base[0], other[0]) and not torch.equal(base[1], other[1]) and base[2] != other[2]
+        assert torch.equal(base[3], other_rank[3]), "all ranks begin with the same weights"
+        assert not torch.equal(base[3], other_seed[3])
+
+
+class TestUpdate:
+    """What one update hands to the loss, and what it writes back."""
+
+    def spy(self, monkeypatch, agent, index, ratio=None):
+        """One update on the segments at `index`; what the loss was given. `ratio` replaces what the loss says."""
+        weight = torch.arange(1.0, len(index) + 1)
+        monkeypatch.setattr(
+            ppo, "draw_segments", lambda *_args: (torch.tensor(index), weight, torch.tensor(0, dtype=torch.int64))
+        )
+        seen = {}
+        real = agent.policy.actions.loss
+
+        def loss(params, log_std, mask, **rows):
+            seen.update(rows, mask=mask)
+            out = real(params, log_std, mask, **rows)
+            return out if ratio is None else out._replace(ratio=ratio)
+
+        monkeypatch.setattr(agent.policy.actions, "loss", loss)
+        agent._update()
+        return seen
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_rows_are_those_of_the_segments_drawn(self, monkeypatch, late):
+        agent = trainer(Masked(8, late), name="toy/Masked")
+        agent._rollout()
+        s = agent.segments
+        before = s.value.clone()
+        advantage = segment_advantage(s, agent.config)
+        index = [5, 0, 2, 7]
+        seen = self.spy(monkeypatch, agent, index)
+        assert torch.equal(seen["weight"].view(4, 16), torch.arange(1.0, 5)[:, None].expand(4, 16))
+        for name, stored in dict(action=s.action, old_logprob=s.logprob, old_value=before, mask=s.mask).items():
+            assert torch.equal(seen[name], stored[index].flatten(0, 1)), name
+        assert torch.equal(seen["advantage"], advantage[index].flatten())
+        assert (seen["valid"] is None) if not late else torch.equal(seen["valid"], s.valid[index].flatten())
+
+    def test_ratio_and_value_are_written_back_and_the_last_of_a_segment_drawn_twice(self, monkeypatch):
+        agent = trainer()
+        agent._rollout()
+        s = agent.segments
+        value = s.value.clone()
+        ratio = torch.arange(64.0)
+        ratio[7] = math.inf
+        self.spy(monkeypatch, agent, [3, 1, 3, 6], ratio)
+        rows = ratio.view(4, 16)
+        assert torch.equal(s.ratio[3], rows[2]) and torch.equal(s.ratio[6], rows[3])
+        assert torch.equal(s.ratio[1], rows[1])
+        assert (s.ratio[[0, 2, 4, 5, 7]] == 1).all()
+        assert torch.equal(s.value[0], value[0]) and torch.allclose(s.value[3], value[3], atol=1e-5)
+        # The next update's values are of the weights after this one's step.
+        self.spy(monkeypatch, agent, [3, 1, 3, 6])
+        assert not torch.allclose(s.value[3], value[3], atol=1e-5)
+
+    def test_what_is_not_finite_is_not_written_back(self, monkeypatch):
+        agent = trainer()
+        agent._rollout()
+        ratio = torch.full((64,), 2.0)
+        ratio[5] = math.inf
+        self.spy(monkeypatch, agent, [3, 1, 2, 6], ratio)
+        assert agent.segments.ratio[3, 5] == 1 and agent.segments.ratio[3, 4] == 2
+
+    def test_a_skipped_step_writes_nothing_back(self, monkeypatch):
+        agent = trainer()
+        agent._rollout()
+        agent.segments.reward.fill_(3e38)
+        self.spy(monkeypatch, agent, [3, 1, 2, 6], torch.full((64,), 2.0))
+        assert (agent.segments.ratio == 1).all()
+
+    def test_schedules(self):
+        """Ten epochs of 20: lr at half its cosine, beta half way to 1; and constant where that was asked."""
+        agent = trainer(total_steps=128 * 20, beta0=0.2)
+        constant = trainer(total_steps=128 * 20, lr_schedule="constant")
+        compat = trainer(total_steps=128 * 20, beta0=0.2, alpha=0.5, puffer_compat=True)
+        assert agent.lr == pytest.approx(0.015) and agent.beta == pytest.approx(0.2)
+        for each in (agent, constant, compat):
+            for _ in range(11):
+                each.train_epoch()
+        assert agent.lr.item() == pytest.approx(0.015 / 2, rel=1e-6)
+        assert constant.lr.item() == pytest.approx(0.015)
+        assert agent.beta.item() == pytest.approx(0.2 + 0.8 * 10 / 20)
+        assert compat.beta.item() == pytest.approx(0.2 + 0.5 * 0.8 * 10 / 20)
+
+    def test_gradient_is_clipped_as_configured(self):
+        assert trainer(max_grad_norm=0.25).optimizer.param_groups[0]["max_grad_norm"] == 0.25
+
+    def test_explained_variance(self):
+        """Advantages of variance 1 beside returns of variance 4: 3/4 is explained."""
+        metrics = UpdateMetrics(torch.device("cpu"))
+        advantage = torch.tensor([1.0, -1, 1, -1])
+        metrics.rollout(advantage, torch.tensor([1.0, -1, 1, -1]))
+        numbers, _ = metrics.read(torch.tensor(0.1), torch.tensor(0.2))
+        assert numbers["value/explained_variance"] == pytest.approx(0.75)
+
 
 class TestLearning:
     def test_reward_on_a_segments_last_step_only(self):
@@ -235,6 +359,17 @@ class TestResume:
         other.train_epoch()
         assert all(torch.equal(a, b) for a, b in zip(before, flatten(state)[0].values(), strict=True))
 
+    def test_an_environment_that_cannot_continue_begins_new_episodes(self):
+        agent = trainer()
+        for _ in range(3):
+            agent.train_epoch()
+        agent.begins.fill_(False)
+        assert agent.state.abs().sum() > 0
+        start = agent.env.reset(5)
+        assert not start.continued
+        agent._begin(start)
+        assert agent.begins.all() and not agent.state.any() and torch.equal(agent.obs, start.obs)
+
 
 class TestFaults:
     def test_infinite_value_loss_skips_the_step_and_names_it(self):
@@ -283,6 +418,11 @@ class TestConfig:
             (dict(num_envs=0), "--num-envs must be at least 1"),
             (dict(seed=-1), "--seed must be in"),
             (dict(reward_clip=-1.0), "--reward-clip must be above 0"),
+            (dict(replay_ratio=1e9), "--replay-ratio must be at most 1000"),
+            (dict(horizon=1, puffer_compat=True), "--horizon must be at least 2 with --puffer-compat"),
+            (dict(env_kwargs=dict(num_envs=3)), "--env-kwargs cannot hold num_envs: use --num-envs"),
+            (dict(name="sharpwave/CueRecall", env_kwargs=dict(k="abc")), "--env sharpwave/CueRecall .* cannot be made"),
+            (dict(name="os.path:join"), "--env os.path:join"),
             (dict(lr=math.nan), "--lr must be above 0"),
         ],
     )
@@ -328,6 +468,32 @@ class TestParts:
         advantage = torch.tensor([[1.0, -3.0], [0.0, 0.0]])
         assert segment_priority(advantage, 0.5).tolist() == [2.0, 0.0]
         assert segment_priority(advantage, 0.0).tolist() == [1.0, 1.0]
+
+    def test_advantage_takes_each_of_its_settings(self):
+        agent = trainer(CartPole(8, max_episode_steps=7), gamma=0.9, gae_lambda=0.8, rho_clip=1.5, c_clip=0.5)
+        agent._rollout()
+        s = agent.segments
+        s.ratio.uniform_(0, 2)
+        want = puff_advantage(
+            *(s.value, s.next_value, s.reward, s.terminated, s.truncated, s.ratio),
+            **dict(gamma=0.9, lam=0.8, rho_clip=1.5, c_clip=0.5),
+        )
+        assert torch.equal(segment_advantage(s, agent.config), want)
+
+    def test_puffer_compat_never_resets_inside_a_segment(self, monkeypatch):
+        agent = trainer(CartPole(8, max_episode_steps=7), puffer_compat=True)
+        assert agent._reset_flag(0) is agent.begins and agent._reset_flag(1) is None
+        agent._rollout()
+        resets = []
+        forward = agent.policy.forward
+
+        def spy(obs, state, reset):
+            resets.append(reset)
+            return forward(obs, state, reset)
+
+        monkeypatch.setattr(agent.policy, "forward", spy)
+        agent._update()
+        assert resets == [None]
 
     def test_puffer_compat_gives_the_last_step_no_advantage(self):
         agent = trainer(puffer_compat=True)

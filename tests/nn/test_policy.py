@@ -37,6 +37,8 @@ def test_steps_equal_the_segment(action, layers, gen):
         ("cnn", (4, 84, 84), torch.uint8),
         ("cnn", (10, 10, 4), torch.bool),
         ("mlp", (), torch.int64),
+        ("linear", (5,), torch.float16),
+        ("mlp", (5,), torch.bfloat16),
     ],
 )
 def test_encoders_take_what_environments_give(kind, shape, dtype):

@@ -220,6 +220,25 @@ def test_a_checkpoint_of_another_configuration(tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [[1], {"trainer": None}, {"trainer": {}, "config": {}}, {"trainer": {"epoch": "7"}, "config": {}, "elapsed": 0}],
+)
+def test_foreign_content(tmp_path, content):
+    _, path = start(tmp_path / "x")
+    checkpoint.save(checkpoint.step_path(path / "checkpoints", 5), *checkpoint.flatten(content))
+    with pytest.raises(CheckpointError, match="is not of this configuration"):
+        loop.restore(stub.make(), path)
+
+
+def test_settings_may_not_change_under_a_run_but_the_loops_may(tmp_path):
+    trainer, path = start(tmp_path / "x", epochs=4, checkpoint_interval=2)
+    loop.run(trainer, path)
+    with pytest.raises(CheckpointError, match=r"rate is 0\.25, was 0\.5; put config.json back"):
+        loop.restore(stub.make(epochs=4, rate=0.25), path)
+    loop.restore(stub.make(epochs=4, log_interval=3, checkpoint_interval=1), path)
+
+
 def test_no_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         loop.restore(stub.make(), tmp_path)

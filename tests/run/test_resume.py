@@ -74,7 +74,7 @@ def what_follows(path: Path):
     """Observations and weights after three more epochs from a run's newest checkpoint."""
     _, config = rundir.read(path)
     trainer = PPO(replace(config, total_steps=2 * config.total_steps))
-    loop.restore(trainer, path)
+    trainer.load_state_dict(checkpoint.unflatten(*checkpoint.load(loop.newest(path)))["trainer"])
     seen = [trainer.obs.clone()]
     with threads.use(1):
         for _ in range(3):

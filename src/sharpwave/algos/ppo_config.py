@@ -125,6 +125,8 @@ class PPOConfig(RunConfig):
             require(0 <= getattr(self, name) < float("inf"), name, "at least 0 and finite")
         for name in ("gamma", "gae_lambda", "beta0"):
             require(0 <= getattr(self, name) <= 1, name, "in [0, 1]")
+        require(self.replay_ratio <= 1000, "replay_ratio", "at most 1000")
+        require(self.horizon > 1 or not self.puffer_compat, "horizon", "at least 2 with --puffer-compat")
         require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
         require(self.reward_clip is None or self.reward_clip > 0, "reward_clip", "above 0, or none")
         if self.num_envs is None or self.minibatch is None:

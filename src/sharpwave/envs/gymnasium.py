@@ -162,6 +162,11 @@ class GymnasiumVector(VectorEnv):
             obs, info = self.vector.reset(seed=seeds if self._takes_seeds else seeds[0])  # ty: ignore[invalid-argument-type]
         except Exception as error:
             raise self._raised(error) from error
+        # An environment may draw from its spaces; and what a snapshot holds should follow from the seed alone.
+        for space in (self.vector.action_space, self.vector.observation_space):
+            space.seed(int(seeds[0]))
+        for space in (self.vector.single_action_space, self.vector.single_observation_space):
+            space.seed(int(seeds[0]))
         self._now = Reset(self._put(self._observed(obs)), self._mask(info))
         return self._now
 
@@ -240,7 +245,13 @@ class GymnasiumVector(VectorEnv):
                 continue
             found = True
             given = info.get(f"_{self._mask_key}", np.ones(self.num_envs, dtype=bool))
-            mask[given] = np.stack([np.asarray(row).reshape(-1) for row in rows[given]]).astype(bool)
+            legal = [np.asarray(row).reshape(-1) for row in rows[given]]
+            if any(row.size != mask.shape[1] for row in legal):
+                raise ValueError(
+                    f"{self.name}: {self._mask_key!r} must hold {mask.shape[1]} entries an environment, one a choice; "
+                    f"it holds {legal[0].size}"
+                )
+            mask[given] = np.stack(legal).astype(bool)
         if not found and self._count == 0:
             raise ValueError(f"{self.name}: its info has no {self._mask_key!r} to take as action_mask")
         return self._put(mask)

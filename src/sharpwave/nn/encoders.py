@@ -18,7 +18,8 @@ class _Cast(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         if obs.dtype == torch.uint8:
             return obs.float() / 255
-        return obs if obs.is_floating_point() and obs.dtype != torch.float64 else obs.float()
+        narrow = torch.is_autocast_enabled(obs.device.type) and obs.dtype == torch.bfloat16
+        return obs if narrow else obs.float()
 
 
 class _Flatten(nn.Module):

@@ -4,6 +4,7 @@ Only this module and the command line print.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -36,6 +37,17 @@ class Display(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class SurvivingConsole(Console):
+    """A console whose reader may leave (`sharpwave train ... | head`): what it would print is dropped from then on.
+
+    Rich's own would end the process, and a night's training with it.
+    """
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 class Silent:

@@ -43,7 +43,7 @@ def check_device(name: str) -> None:
     if name == "auto":
         return
     try:
-        torch.empty(0, device=name)
+        torch.Generator(device=torch.empty(0, device=name).device)
     except (RuntimeError, AssertionError, ImportError) as error:
         known = ", ".join(["auto", *devices()])
         raise UserError(f"--device {name} cannot be used here; these can: {known} (see sharpwave info)") from error

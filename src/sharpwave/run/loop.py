@@ -1,5 +1,7 @@
 """The loop around a trainer: epochs, log lines, checkpoints, and an orderly stop."""
 
+import dataclasses
+import json
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ import torch
 
 from sharpwave.envs.base import EnvFault, VectorEnv
 from sharpwave.run import checkpoint, rundir, threads
+from sharpwave.run.config import RunConfig, to_json
 from sharpwave.run.display import Display, Silent
 from sharpwave.run.errors import CheckpointError, UserError
 from sharpwave.run.evaluate import Agent
@@ -152,7 +155,10 @@ def restore(trainer: Trainer, run_dir: Path) -> float:
     path = newest(run_dir)
     with _fitting(path):
         state = checkpoint.unflatten(*checkpoint.load(path))
+        _refuse_other_settings(trainer.config, state["config"], path)
         trainer.load_state_dict(state["trainer"])
+        if not (isinstance(trainer.epoch, int) and 0 <= trainer.epoch <= trainer.num_epochs):
+            raise ValueError(f"its epoch is {trainer.epoch!r}, the run has {trainer.num_epochs}")
         return float(state["elapsed"])
 
 
@@ -170,9 +176,22 @@ def _fitting(path: Path) -> Generator[None]:
         yield
     except CheckpointError:
         raise
-    except (ValueError, KeyError, RuntimeError) as error:
+    except (ValueError, KeyError, RuntimeError, TypeError, AttributeError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"checkpoint {path} is not of this configuration: {reason}") from error
+
+
+def _refuse_other_settings(config: Any, saved: Mapping[str, Any], path: Path) -> None:
+    """A run goes on with the settings it began with; only what the loop around it does may change, and the device."""
+    free = {field.name for field in dataclasses.fields(RunConfig)} | {"device"}
+    now = json.loads(to_json(config))
+    changed = [f"{name} is {now.get(name)}, was {was}" for name, was in saved.items() if now.get(name) != was]
+    changed = [text for text in changed if text.split()[0] not in free]
+    if changed:
+        raise CheckpointError(
+            f"the settings are not those of checkpoint {path}: {'; '.join(changed)}; put config.json back as it was, "
+            "or begin a new run with --config"
+        )
 
 
 def _fault(trainer: Trainer, count: float) -> str:
@@ -183,6 +202,8 @@ def _fault(trainer: Trainer, count: float) -> str:
 def _save(trainer: Trainer, directory: Path, log: RunLog, elapsed: float) -> None:
     path = checkpoint.step_path(directory, trainer.global_step)
     log.sync()
-    tensors, structure = checkpoint.flatten({"trainer": trainer.state_dict(), "elapsed": elapsed})
+    tensors, structure = checkpoint.flatten(
+        {"trainer": trainer.state_dict(), "elapsed": elapsed, "config": json.loads(to_json(trainer.config))}
+    )
     checkpoint.save(path, tensors, structure)
     checkpoint.prune(directory, trainer.config.keep_checkpoints)

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -57,8 +58,14 @@ def create(path: Path | None, algorithm: str, config: Any, command: Sequence[str
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
     }
-    (made / CONFIG).write_text(configs.to_json(config), encoding="utf-8")
-    (made / RUN).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    try:
+        (made / CONFIG).write_text(configs.to_json(config), encoding="utf-8")
+        (made / RUN).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        shutil.rmtree(made, ignore_errors=True)  # this call made it
+        raise UserError(
+            f"cannot write the run directory {made}: {error.strerror}; free some space or choose another"
+        ) from error
     return made
 
 
