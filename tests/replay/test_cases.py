@@ -409,6 +409,19 @@ def test_saved_and_loaded_it_continues_with_the_same_draws(tmp_path, num_envs, b
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
+@pytest.mark.parametrize("frames", [1, 2, 4])
+@pytest.mark.parametrize("steps", range(14, 46))
+def test_frames_that_only_stacks_still_show_are_kept(frames, steps):
+    """Where the write head is next to the ring's end, the slots after it hold frames but no items."""
+    buffer = PrioritizedReplay(14, num_envs=1, frame_stack=frames)
+    for t in range(steps):
+        buffer.add(**step([t + 1], [t + 2], truncated=t % 6 == 5))
+    other = PrioritizedReplay(14, num_envs=1, frame_stack=frames)
+    other.load_state_dict(buffer.state_dict())
+    a, b = buffer.sample(60), other.sample(60)
+    assert torch.equal(a.obs, b.obs) and torch.equal(a.next_obs, b.next_obs)
+
+
 def test_a_state_is_not_aliased():
     """pytorch/rl#3966."""
     buffer = filled(10, 20)

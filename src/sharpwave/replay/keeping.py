@@ -110,10 +110,14 @@ def _describe(buffer: "Replay") -> dict[str, Any]:
 
 
 def _extent(buffer: "Replay") -> int:
-    """Positions of a ring that were ever written: all after the last written one and the one ahead of it are not."""
+    """Positions of a ring that hold anything: up to the last item, the observation ahead of it, and what follows.
+
+    Slots next to the write head hold no item but still frames that stacks across the ring's seam show: `frames` of them
+    at most, and one that keeps an episode's final observation.
+    """
     layout = buffer.state.layout
     written = (buffer.state.generation >= 0).view(-1, layout.ring).any(0).nonzero()
-    return min(int(written[-1]) + 2, layout.ring) if len(written) else 0
+    return min(int(written[-1]) + layout.frames + 3, layout.ring) if len(written) else 0
 
 
 def _used(buffer: "Replay", extent: int | None = None) -> dict[str, Tensor]:
