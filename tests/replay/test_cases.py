@@ -415,7 +415,7 @@ def test_frames_that_only_stacks_still_show_are_kept(frames, steps):
     """Where the write head is next to the ring's end, the slots after it hold frames but no items."""
     buffer = PrioritizedReplay(14, num_envs=1, frame_stack=frames)
     for t in range(steps):
-        buffer.add(**step([t + 1], [t + 2], truncated=t % 6 == 5))
+        buffer.add(**step([t + 1], [t + 2], truncated=t % 5 == 4))
     other = PrioritizedReplay(14, num_envs=1, frame_stack=frames)
     other.load_state_dict(buffer.state_dict())
     a, b = buffer.sample(60), other.sample(60)
