@@ -321,7 +321,7 @@ class TestLearning:
                 device="cpu",
                 env_kwargs=kwargs,
                 total_steps=200_000,
-                minibatch=1024,
+                minibatch=512,
                 layers=layers,
             )
         )
