@@ -3,7 +3,7 @@
 from typing import Any
 
 # Returns of up to 500: a discount whose horizon is a fifth of that, and rewards scaled so that values are at most 1.
-_CARTPOLE = {"total_steps": 400_000, "gamma": 0.99, "reward_scale": 0.01}
+_CARTPOLE = {"total_steps": 500_000, "minibatch": 512, "gamma": 0.99, "reward_scale": 0.01}
 # One step in ten is rewarded: what teaches is the number of updates.
 _CUE_RECALL = {"total_steps": 300_000, "minibatch": 512}
 # Returns of -500 to about -80.
