@@ -1,4 +1,4 @@
-"""The advantage recursion for CPUs: one pass backwards over each segment, on one thread (1 M steps take 5 ms)."""
+"""The advantage recursion for CPUs: one pass backwards over each segment, on one thread."""
 
 import numba
 import numpy as np
