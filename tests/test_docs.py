@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from sharpwave import cli
+from sharpwave.cli import _trainers
+from sharpwave.cli.parity import Parity
 from sharpwave.run import config as configs
 from sharpwave.run import loop, options, rundir, threads
 from sharpwave.run.bench_train import TrainBenchmark
@@ -103,7 +105,7 @@ def test_commands_are_accepted(line, monkeypatch, tmp_path, capsys):
     def accept(*_args, **_kwargs):
         raise Accepted
 
-    for module, name in ((cli, "_make_trainer"), (rundir, "read"), (loop, "newest")):
+    for module, name in ((_trainers, "make"), (rundir, "read"), (loop, "newest")):
         monkeypatch.setattr(module, name, accept)
     for name in ("file.toml", "c.toml"):
         Path(name).write_text("")
@@ -111,7 +113,7 @@ def test_commands_are_accepted(line, monkeypatch, tmp_path, capsys):
         options.parse(TrainBenchmark, args[2:], "sharpwave bench train")
         return
     if args[0] == "parity":
-        options.parse(cli.Parity, args[1:], "sharpwave parity")
+        options.parse(Parity, args[1:], "sharpwave parity")
     elif args[0] == "info" or "--help" in args or "--version" in args:
         assert cli.main(args) == 0
     else:

@@ -1,0 +1,71 @@
+"""What the commands share that make a trainer: making it, training it, and letting it play."""
+
+import os
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+import sharpwave
+from sharpwave.run.errors import UserError
+
+
+def make(algorithm: str, config: Any) -> Any:
+    """The trainer; what its settings and its environment's name and options make impossible is the user's to mend."""
+    from sharpwave.envs.base import EnvFault
+    from sharpwave.run.config import trainer_class
+    from sharpwave.run.info import check_device
+
+    check_device(config.device)
+    try:
+        return trainer_class(algorithm)(config)
+    except (ValueError, EnvFault) as error:
+        raise UserError(str(error)) from error
+
+
+def train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
+    from sharpwave.run import display as displays
+    from sharpwave.run import loop
+    from sharpwave.run.info import backends
+    from sharpwave.run.signals import StopRequest
+
+    config, here = trainer.config, shlex.quote(str(run_dir))
+    header = [
+        f"sharpwave {sharpwave.__version__}: {algorithm} {config.env} seed {config.seed} on {trainer.device}",
+        "backends: " + ", ".join(f"{op} {name}" for op, name in backends(trainer.device.type).items()),
+        f"run directory: {run_dir}",
+    ]
+    if trainer.device.type == "cpu" and not any(Path(sharpwave.__file__).parent.rglob("*.nbc")):
+        header.append("compiling the CPU's kernels: this once, the first epoch takes up to a minute longer")
+    display = displays.make(displays.SurvivingConsole(), trainer.num_epochs, header)
+    with StopRequest(_say_stopping) as stop:
+        try:
+            complete = loop.run(trainer, run_dir, resume=resume, display=display, stop=stop)
+        finally:
+            display.close()
+    print(f"checkpoint: {loop.newest(run_dir)}")
+    if not complete:
+        print(f"stopped at epoch {trainer.epoch} of {trainer.num_epochs}; continue with: sharpwave resume {here}")
+        return 128 + (stop.signal or signal.SIGINT)
+    print(f"evaluate again with: sharpwave eval {here}", flush=True)
+    if config.eval_episodes:
+        print(play(trainer, config.eval_episodes, config.seed, deterministic=True))
+    return 0
+
+
+def _say_stopping() -> None:
+    # A signal may arrive in the middle of a print, whose stream then refuses another: this goes past it.
+    os.write(2, b"sharpwave: stopping after this epoch, with a checkpoint; once more ends it at once\n")
+
+
+def play(trainer: Any, episodes: int, seed: int, deterministic: bool) -> str:
+    """The line that `train` and `eval` end with."""
+    from sharpwave.run import evaluate, threads
+    from sharpwave.run.seeding import stream_seed
+
+    # The trainer's own environments: it is done with them, and another vector may cost processes and memory.
+    env_seed = stream_seed(seed, 0, "evaluation")
+    with threads.use(trainer.config.threads):
+        returns = evaluate.evaluate(trainer, trainer.env, episodes, env_seed, deterministic=deterministic)
+    trainer.close()
+    return evaluate.summary(returns)
