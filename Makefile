@@ -4,10 +4,13 @@ BIN    := .venv/bin
 SEED   ?= 0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-fast fuzz test-gpu bench-gpu check install install-dev clean
+.PHONY: train plot test test-fast fuzz test-gpu bench-gpu check install install-dev clean
 
 train: install  ## learn CartPole on the CPU and evaluate it
 	$(BIN)/sharpwave train ppo --env CartPole-v1 --device cpu --seed $(SEED)
+
+plot: install  ## draw the learning curves of everything in runs/
+	$(BIN)/sharpwave plot runs
 
 test: install-dev check  ## every test that needs no GPU
 	$(BIN)/python -m pytest --numprocesses 2
@@ -38,7 +41,7 @@ install-dev: .venv/.installed-dev
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable .
+	$(PIP) --editable .[plot]
 	@touch $@
 
 .venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt

@@ -9,6 +9,8 @@ import pytest
 from sharpwave import cli
 from sharpwave.cli import _trainers
 from sharpwave.cli.parity import Parity
+from sharpwave.cli.plot import Plot
+from sharpwave.cli.runs import Runs
 from sharpwave.run import config as configs
 from sharpwave.run import loop, options, rundir, threads
 from sharpwave.run.bench_train import TrainBenchmark
@@ -77,6 +79,10 @@ def test_settings_files_are_valid(page, tmp_path):
         configs.build("ppo", settings, str(file))
 
 
+# Commands whose line is only read here, for their work has its own tests.
+ONLY_READ = {"parity": Parity, "plot": Plot, "runs": Runs}
+
+
 class Accepted(Exception):
     """A command got as far as its work."""
 
@@ -112,8 +118,8 @@ def test_commands_are_accepted(line, monkeypatch, tmp_path, capsys):
     if args[:2] == ["bench", "train"] and "--help" not in args:
         options.parse(TrainBenchmark, args[2:], "sharpwave bench train")
         return
-    if args[0] == "parity":
-        options.parse(Parity, args[1:], "sharpwave parity")
+    if args[0] in ONLY_READ and "--help" not in args:
+        options.parse(ONLY_READ[args[0]], args[1:], f"sharpwave {args[0]}")
     elif args[0] == "info" or "--help" in args or "--version" in args:
         assert cli.main(args) == 0
     else:

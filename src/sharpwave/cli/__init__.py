@@ -20,6 +20,8 @@ COMMANDS = {
     "train": "Train an agent: sharpwave train ppo --env CartPole-v1",
     "resume": "Continue a stopped run: sharpwave resume runs/x",
     "eval": "Play episodes with a trained agent: sharpwave eval runs/x --episodes 100",
+    "plot": "Learning curves with their spread over seeds: sharpwave plot runs",
+    "runs": "List and compare runs: sharpwave runs",
     "info": "Versions, devices, and the backend of every op",
     "parity": "Check kernels against their references: sharpwave parity mingru",
     "bench": "Measure speed: sharpwave bench train",

@@ -47,6 +47,7 @@ def train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
     if not complete:
         print(f"stopped at epoch {trainer.epoch} of {trainer.num_epochs}; continue with: sharpwave resume {here}")
         return 128 + (stop.signal or signal.SIGINT)
+    print(f"draw its learning curve with: sharpwave plot {here}")
     print(f"evaluate again with: sharpwave eval {here}", flush=True)
     if config.eval_episodes:
         print(play(trainer, config.eval_episodes, config.seed, deterministic=True))

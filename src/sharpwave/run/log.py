@@ -78,12 +78,18 @@ class RunLog:
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl; values that were not finite are floats again. A cut last line is left out."""
-    lines = []
-    for text in (run_dir / rundir.METRICS).read_bytes().split(b"\n")[:-1]:
-        line = json.loads(text)
-        line.update({name: float(value) for name, value in line.pop("nonfinite", {}).items()})
-        lines.append(line)
-    return lines
+    return [decode_line(text) for text in (run_dir / rundir.METRICS).read_bytes().split(b"\n")[:-1]]
+
+
+def decode_line(text: bytes) -> dict[str, Any]:
+    """One line of metrics.jsonl, its values floats again where they were not finite.
+
+    Raises:
+        ValueError, TypeError, AttributeError: it is not a line that `RunLog` wrote.
+    """
+    line = json.loads(text)
+    line.update({name: float(value) for name, value in line.pop("nonfinite", {}).items()})
+    return line
 
 
 def _bytes_until(path: Path, step: int) -> int:

@@ -22,15 +22,21 @@ from typing import Any
 
 import filelock
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 from sharpwave.run import config as configs
 from sharpwave.run.errors import UserError
 
-CONFIG, RUN, METRICS, TENSORBOARD, CHECKPOINTS = (
+CONFIG, RUN, METRICS, TENSORBOARD, CHECKPOINTS, LOCK = (
     "config.json",
     "run.json",
     "metrics.jsonl",
     "tensorboard",
     "checkpoints",
+    ".lock",
 )
 PACKAGES = ("sharpwave", "torch", "triton", "numba", "numpy", "gymnasium", "safetensors", "tyro", "rich", "tensorboard")
 
@@ -102,7 +108,7 @@ def lock(path: Path) -> Generator[None]:
     Raises:
         UserError: another process holds it.
     """
-    held = filelock.FileLock(path / ".lock", timeout=0)
+    held = filelock.FileLock(path / LOCK, timeout=1)  # longer than `is_locked` may hold it
     try:
         held.acquire()
     except filelock.Timeout:
@@ -111,6 +117,24 @@ def lock(path: Path) -> Generator[None]:
         yield
     finally:
         held.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process trains in the run at `path` now. Writes nothing, so that it works in a read-only folder."""
+    if fcntl is None:  # Windows, where only a writer can ask
+        try:
+            with filelock.FileLock(path / LOCK, timeout=0):
+                return False
+        except filelock.Timeout:
+            return True
+    try:
+        with (path / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back as the file is closed
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # nobody has ever trained here, or it cannot be told
+    return False
 
 
 def versions() -> dict[str, str | None]:
