@@ -28,7 +28,7 @@ from sharpwave.algos.ppo_metrics import UpdateMetrics
 from sharpwave.algos.segments import Segments, segment_advantage, segment_priority
 from sharpwave.envs.base import Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
-from sharpwave.nn import Policy
+from sharpwave.nn import Policy, RewardNormalizer
 from sharpwave.ops.cdf import draw_segments
 from sharpwave.optim import Muon
 from sharpwave.run import seeding
@@ -77,7 +77,14 @@ class PPO:
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeding.stream_seed(config.seed, 0, "weights"))
-            policy = Policy(self.env.observation, self.env.action, config.hidden, config.layers, config.encoder)
+            policy = Policy(
+                self.env.observation,
+                self.env.action,
+                config.hidden,
+                config.layers,
+                config.encoder,
+                config.normalize_obs,
+            )
         self.policy = policy.to(self.device)
         vectors = [] if self.policy.log_std is None else [self.policy.log_std]
         self.lr = torch.tensor(config.lr, device=self.device)
@@ -91,6 +98,9 @@ class PPO:
         self.epoch = 0
         self.beta = torch.tensor(config.beta0, device=self.device)
         self.ent_coef = torch.tensor(config.ent_coef, device=self.device)
+        self.reward_normalizer = None
+        if config.normalize_reward:
+            self.reward_normalizer = RewardNormalizer(config.num_envs, config.gamma).to(self.device)
         self.timer = PhaseTimer(self.device)
         self.episodes = EpisodeStats(config.num_envs, self.device)
         self._run_update = Captured(self._update, self.device)
@@ -117,6 +127,9 @@ class PPO:
             self._metrics.rollout(segment_advantage(self.segments, self.config), self.segments.value)
         for _ in range(self.config.updates_per_epoch):
             self._run_update()
+        if self.policy.normalizer is not None:
+            # Between epochs, so that the updates read observations as the rollout did.
+            self.policy.normalizer.update(self.segments.obs.flatten(0, 1))
         self.epoch += 1
 
     @torch.no_grad()
@@ -135,7 +148,10 @@ class PPO:
                 s.mask[:, t] = self.mask
 
             step = self.env.step(self.policy.actions.to_env(sample.action))
-            s.reward[:, t] = self._scale(step.reward)
+            reward = step.reward
+            if self.reward_normalizer is not None:
+                reward = self.reward_normalizer(reward, step.terminated | step.truncated)
+            s.reward[:, t] = self._scale(reward)
             s.terminated[:, t] = step.terminated
             s.truncated[:, t] = step.truncated
             if s.valid is not None and step.valid is not None:
@@ -245,6 +261,8 @@ class PPO:
             self.state.zero_()
             self.begins.fill_(True)
             self.episodes.forget_running()
+            if self.reward_normalizer is not None:
+                self.reward_normalizer.forget_running()
 
     @property
     def global_step(self) -> int:
@@ -304,6 +322,8 @@ class PPO:
             "begins": self.begins,
             "episodes": self.episodes.state_dict(),
         }
+        if self.reward_normalizer is not None:
+            state["reward_normalizer"] = self.reward_normalizer.state_dict()
         return tree_map_only(Tensor, torch.clone, state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -315,6 +335,8 @@ class PPO:
         seeding.restore_generators({"actions": self.generator}, state["generators"])
         self.draw_offset.copy_(state["draw_offset"])
         self.episodes.load_state_dict(state["episodes"])
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         self.state.copy_(state["state"])
         self.begins.copy_(state["begins"])
         self._begin(self.env.load_state_dict(state["env"]))

@@ -54,6 +54,12 @@ class PPOConfig(RunConfig):
     they are."""
     reward_clip: float | None = None
     """Clamp scaled rewards to [-reward_clip, reward_clip]; none takes them as they are."""
+    normalize_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return, before reward_scale (Engstrom et al.
+    2020)."""
+    normalize_obs: bool = False
+    """Shift and scale each entry of the observation by its running mean and standard deviation. They are updated after
+    each epoch, and kept with the weights: evaluation uses them too."""
 
     clip: float = 0.2
     """Epsilon of the clipped surrogate (Schulman et al. 2017)."""

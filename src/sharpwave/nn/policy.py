@@ -11,6 +11,7 @@ from sharpwave.nn.actions import GaussianActions, Sample, action_distribution
 from sharpwave.nn.encoders import EncoderKind, make_encoder
 from sharpwave.nn.linear import ALIGNMENT, linear_float32
 from sharpwave.nn.mingru import MinGRU
+from sharpwave.nn.normalize import ObservationNormalizer
 from sharpwave.ops.gather import gather_rows
 
 
@@ -35,6 +36,8 @@ class Policy(nn.Module):
         hidden: H.
         layers: number of MinGRU layers; 0 makes a policy without memory (its state is (0, B, H)).
         encoder: see `make_encoder`.
+        normalize_obs: put an `ObservationNormalizer`, to be updated by the trainer, before the encoder. Its statistics
+            are part of the `state_dict`.
     """
 
     def __init__(
@@ -44,12 +47,14 @@ class Policy(nn.Module):
         hidden: int = 128,
         layers: int = 2,
         encoder: EncoderKind = "linear",
+        normalize_obs: bool = False,
     ):
         super().__init__()
         self.hidden = hidden
         self.layers = layers
         self.actions = action_distribution(action)
         self.encoder_kind = encoder
+        self.normalizer = ObservationNormalizer(observation.shape) if normalize_obs else None
         self.encoder = make_encoder(encoder, observation, hidden)
         self.recurrent = MinGRU(hidden, layers) if layers else None
         self.decoder = nn.Linear(hidden, self.actions.width + 1, bias=False)
@@ -62,7 +67,7 @@ class Policy(nn.Module):
 
     def gather(self, obs: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows `index` of (N, T, *observation.shape) as `forward` reads them best: in one pass, on a GPU in `dtype`."""
-        if not obs.is_cuda or self.encoder_kind == "cnn":
+        if not obs.is_cuda or self.encoder_kind == "cnn" or self.normalizer is not None:
             return obs.index_select(0, index)
         return gather_rows(obs.flatten(2), index, dtype=dtype, multiple=ALIGNMENT)
 
@@ -78,14 +83,14 @@ class Policy(nn.Module):
             reset: (B, T) bool, true where obs is the first of an episode: the state is taken as 0 there.
         """
         b, t = obs.shape[:2]
-        x = self.encoder(obs.flatten(0, 1)).view(b, t, self.hidden)
+        x = self._encode(obs.flatten(0, 1)).view(b, t, self.hidden)
         if self.recurrent is not None:
             x, state = self.recurrent(x, state, reset)
         return self._decode(x, state)
 
     def step(self, obs: Tensor, state: Tensor, reset: Tensor | None = None) -> PolicyOutput:
         """Read one step: obs (B, *observation.shape), state (layers, B, H), reset (B,) bool."""
-        x = self.encoder(obs)
+        x = self._encode(obs)
         if self.recurrent is not None:
             x, state = self.recurrent.step(x, state, reset)
         return self._decode(x, state)
@@ -102,6 +107,9 @@ class Policy(nn.Module):
             assert self.log_std is not None
             return self.actions.sample(params, self.log_std, generator, deterministic)
         return self.actions.sample(params, mask, generator, deterministic)
+
+    def _encode(self, obs: Tensor) -> Tensor:
+        return self.encoder(obs if self.normalizer is None else self.normalizer(obs))
 
     def _decode(self, x: Tensor, state: Tensor) -> PolicyOutput:
         y = linear_float32(x, self.decoder.weight)
