@@ -6,6 +6,7 @@ step = env.step(action)
 """
 
 from sharpwave.envs.base import Continuous, Discrete, EnvFault, Observation, Reset, Step, VectorEnv
+from sharpwave.envs.breakout import Breakout
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.envs.cue_recall import CueRecall
 from sharpwave.envs.registry import make, names, register
@@ -14,6 +15,7 @@ from sharpwave.envs.synthetic import Synthetic
 from sharpwave.envs.tensor import TensorEnv
 
 __all__ = [
+    "Breakout",
     "CartPole",
     "Continuous",
     "CueRecall",

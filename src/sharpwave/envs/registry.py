@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sharpwave.envs.base import VectorEnv
+from sharpwave.envs.breakout import Breakout
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.envs.cue_recall import CueRecall
 from sharpwave.envs.synthetic import Synthetic
@@ -19,6 +20,7 @@ from sharpwave.envs.synthetic import Synthetic
 Factory = Callable[..., Any]
 
 _factories: dict[str, Factory] = {
+    "sharpwave/Breakout": Breakout,
     "sharpwave/CartPole": CartPole,
     "sharpwave/CueRecall": CueRecall,
     "sharpwave/Synthetic": Synthetic,

@@ -66,10 +66,10 @@ class ObservationNormalizer(RunningMoments):
 class RewardNormalizer(RunningMoments):
     """Rewards divided by the standard deviation of the discounted return so far, cut off at -10 and 10.
 
-        G = gamma G + r;   var of all G seen;   r' = clamp(r / sqrt(var + 1e-8), -10, 10);   G = 0 where an episode ended
+        G = gamma G + r;  var of all G seen;  r' = clamp(r / sqrt(var + 1e-8), -10, 10);  G = 0 where an episode ended
 
-    The mean is not taken off: that would change which policy is best. Writes its state in place and does not wait for
-    the device.
+    The mean is not taken off: that would change which policy is best. Writes its state in place, and does not wait
+    for the device.
 
     Args:
         num_envs: N.
