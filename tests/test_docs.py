@@ -8,6 +8,7 @@ import pytest
 
 from sharpwave import cli
 from sharpwave.cli import _trainers
+from sharpwave.cli.doctor import Doctor
 from sharpwave.cli.parity import Parity
 from sharpwave.cli.plot import Plot
 from sharpwave.cli.runs import Runs
@@ -80,7 +81,7 @@ def test_settings_files_are_valid(page, tmp_path):
 
 
 # Commands whose line is only read here, for their work has its own tests.
-ONLY_READ = {"parity": Parity, "plot": Plot, "runs": Runs}
+ONLY_READ = {"doctor": Doctor, "parity": Parity, "plot": Plot, "runs": Runs}
 
 
 class Accepted(Exception):

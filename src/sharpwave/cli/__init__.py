@@ -22,6 +22,7 @@ COMMANDS = {
     "eval": "Play episodes with a trained agent: sharpwave eval runs/x --episodes 100",
     "plot": "Learning curves with their spread over seeds: sharpwave plot runs",
     "runs": "List and compare runs: sharpwave runs",
+    "doctor": "Check this machine and installation, and say what to do",
     "info": "Versions, devices, and the backend of every op",
     "parity": "Check kernels against their references: sharpwave parity mingru",
     "bench": "Measure speed: sharpwave bench train",
