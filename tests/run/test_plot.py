@@ -156,7 +156,10 @@ def test_the_same_runs_give_the_same_file():
         ("nowhere", "no run at nowhere"),
         ("--out x.bmp", "--out must end in .png or .svg or .pdf; got x.bmp"),
         ("--out x", "--out must end in .png or .svg or .pdf; got x"),
-        ("--out no/such/x.png", "cannot write no/such/x.png: No such file or directory; choose another --out"),
+        (
+            "--out no/such/x.png",
+            "cannot write no/such/x.png: there is no folder no/such; make it, or choose another --out",
+        ),
         ("--smooth 0", "--smooth must be at least 1; got 0"),
         ("--spread std", "invalid choice 'std' for argument '--spread'"),
         (

@@ -205,12 +205,14 @@ def save(fig: "Figure", path: Path, *, force: bool = False) -> None:
     write(path, image.getvalue(), force=force)
 
 
-def check_target(path: Path, suffixes: Sequence[str] = SUFFIXES, *, force: bool = False) -> None:
-    """UserError where `write` would refuse, before the work of making what it writes."""
+def check_target(path: Path, suffixes: Sequence[str] = SUFFIXES, *, option: str = "--out", force: bool = False) -> None:
+    """UserError where writing would be refused, before the work of making what is written."""
     if path.suffix.lower() not in suffixes:
-        raise UserError(f"--out must end in {' or '.join(suffixes)}; got {path}")
+        raise UserError(f"{option} must end in {' or '.join(suffixes)}; got {path}")
     if path.exists() and not force:
-        raise UserError(f"{path} exists: choose another --out, or give --force to replace it")
+        raise UserError(f"{path} exists: choose another {option}, or give --force to replace it")
+    if not path.parent.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it, or choose another {option}")
 
 
 def write(path: Path, content: bytes, *, force: bool = False) -> None:
