@@ -59,11 +59,13 @@ def _option_names(cls: Any) -> list[str]:
 
 
 def _first_section(box: str) -> str:
-    """The message in what tyro printed: a frame whose first part says what is wrong and whose others quote the help."""
+    """The message in what tyro printed: a frame whose first part says what is wrong and whose others quote the help.
+
+    The frame is of ASCII where the terminal cannot show another."""
     lines = []
     for line in box.splitlines()[1:]:
-        content = line.strip("│ \t")
-        if not content.strip("─╰╯"):
+        content = line.strip("│| \t")
+        if not content.strip("─╰╯-+"):
             break
         lines.append(content)
     text = " ".join(" ".join(lines).split()).removeprefix("Error parsing ")
