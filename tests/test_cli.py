@@ -392,6 +392,14 @@ def test_parity_of_an_op_without_cases(capfd, monkeypatch):
     assert refused(capfd, "parity", "cdf") == "cdf has none"
 
 
+def test_an_output_without_frames_gets_the_same_line():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "sharpwave", "eval", "--episodes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    line = "Missing value for argument '--episodes'. Expected 1 values (see sharpwave eval --help)"
+    assert (done.returncode, done.stderr) == (2, f"sharpwave: error: {line}\n")
+
+
 @dataclasses.dataclass
 class Sample:
     """Every kind of option."""

@@ -59,15 +59,16 @@ def _option_names(cls: Any) -> list[str]:
 
 
 def _first_section(box: str) -> str:
-    """The message in what tyro printed: a frame whose first part says what is wrong and whose others quote the help.
+    """The message in what tyro printed: a title, then parts between rules, the first of which says what is wrong.
 
-    The frame is of ASCII where the terminal cannot show another."""
+    The rules are a frame's, or dashes alone where the output cannot hold a frame's letters."""
     lines = []
     for line in box.splitlines()[1:]:
-        content = line.strip("│| \t")
-        if not content.strip("─╰╯-+"):
+        content = line.strip("│ \t")
+        if content.strip("─╰╯-"):
+            lines.append(content)
+        elif lines:
             break
-        lines.append(content)
     text = " ".join(" ".join(lines).split()).removeprefix("Error parsing ")
     text = re.sub(r"no type matching (\S+) could be instantiated from \[(.*)\]", r"expected \1, got \2", text)
     text = re.sub(r"^Missing from .*?: (\S+) .*", r"\1 is missing", text)
