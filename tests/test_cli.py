@@ -312,6 +312,8 @@ def test_help_is_complete(capfd, monkeypatch):
     assert "Discount of one step, in [0, 1]. (default: 0.995)" in text
     assert "Epochs between two checkpoints (epochs, >= 1); more are written" in text
     assert "--env-kwargs [KEY=VALUE ...]" in text
+    groups = [text.index(f" {name} options ") for name in ("experiment", "optimizer", "network", "run", "train")]
+    assert groups == sorted(groups)
     assert "Later ones win: defaults, preset of the environment, --config, command line." in text
 
 

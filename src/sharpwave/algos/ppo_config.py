@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sharpwave.run.config import RunConfig
 from sharpwave.run.errors import UserError
@@ -11,6 +11,16 @@ from sharpwave.run.errors import UserError
 @dataclass(frozen=True)
 class PPOConfig(RunConfig):
     """Recurrent PPO on prioritized trajectory segments."""
+
+    GROUPS: ClassVar = {
+        "env": "experiment",
+        "total_steps": "amount",
+        "lr": "optimizer",
+        "gamma": "returns",
+        "clip": "loss",
+        "alpha": "priorities",
+        "hidden": "network",
+    }
 
     env: str
     """Environment: a Gymnasium id (CartPole-v1), a native one (sharpwave/CueRecall), or module:attribute."""

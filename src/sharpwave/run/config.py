@@ -15,7 +15,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sharpwave.run.errors import UserError
 from sharpwave.run.presets import PRESETS
@@ -27,6 +27,9 @@ ALGORITHMS = {"ppo": ("sharpwave.algos.ppo_config:PPOConfig", "sharpwave.algos.p
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What the loop around any trainer does; trainers' settings inherit it."""
+
+    GROUPS: ClassVar[Mapping[str, str]] = {"log_interval": "run"}
+    """The help's groups: the first field of each, and its name."""
 
     log_interval: int = 1
     """Epochs between two lines of metrics.jsonl (epochs, >= 1); each checkpoint has one too."""

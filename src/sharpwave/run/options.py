@@ -31,7 +31,9 @@ def parse(cls: Any, args: Sequence[str], prog: str, default: Any = None) -> Any:
     printed = io.StringIO()
     try:
         with REGISTRY, contextlib.redirect_stderr(printed):
-            options, unknown = tyro.cli(cls, args=args, prog=prog, return_unknown_args=True, **given)
+            options, unknown = tyro.cli(
+                cls, args=args, prog=prog, return_unknown_args=True, config=(tyro.conf.OmitArgPrefixes,), **given
+            )
     except SystemExit as stop:
         if not stop.code:
             raise

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sharpwave.run import config as configs
 from sharpwave.run import rundir
+from sharpwave.run.config import RunConfig
 from sharpwave.run.errors import UserError
 from sharpwave.run.log import decode_line
 
 DEPTH = 3  # how deep below a given folder runs are looked for
 LAST = 10  # log lines whose episodes make the return that is shown
-FREE = ("seed", "device", "log_interval", "checkpoint_interval", "keep_checkpoints", "eval_episodes", "threads")
+FREE = ("seed", "device", *(field.name for field in dataclasses.fields(RunConfig)))
 """Settings in which two runs of one experiment may differ."""
 _STEP = re.compile(r"step-(\d{12,})")
 
@@ -201,8 +203,6 @@ def _number(value: Any) -> float:
 
 def _num_epochs(algorithm: Any, settings: Mapping[str, Any]) -> int | None:
     """None where the settings are of another version, or the algorithm's settings do not tell."""
-    from sharpwave.run import config as configs
-
     if algorithm not in configs.ALGORITHMS:
         return None
     try:
