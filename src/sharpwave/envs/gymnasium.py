@@ -25,6 +25,7 @@ def make_gymnasium(
     vectorization_mode: str | None = None,
     vector_kwargs: dict[str, Any] | None = None,
     wrappers: tuple = (),
+    vector_wrappers: tuple = (),
     action_mask: str | None = None,
     check_finite: bool = True,
     **options: Any,
@@ -37,6 +38,7 @@ def make_gymnasium(
         device: where tensors go.
         vectorization_mode, vector_kwargs, wrappers: as `gymnasium.make_vec` takes them. By default an environment's own
             vector class runs where it has one and nothing is wrapped, else `SyncVectorEnv`; "async" uses processes.
+        vector_wrappers: called one after the other on the vector environment made.
         action_mask, check_finite: see `GymnasiumVector`.
         options: go to the environment.
 
@@ -73,6 +75,8 @@ def make_gymnasium(
         if "unexpected keyword argument" not in str(error):
             raise
         raise ValueError(f"{name} does not take these options: {error}") from error
+    for wrap in vector_wrappers:
+        vector = wrap(vector)
     return GymnasiumVector(vector, device, name=name, action_mask=action_mask, check_finite=check_finite)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from sharpwave.envs.bars import Bars
 from sharpwave.envs.base import VectorEnv
 from sharpwave.envs.breakout import Breakout
 from sharpwave.envs.cartpole import CartPole
@@ -20,10 +21,16 @@ from sharpwave.envs.synthetic import Synthetic
 Factory = Callable[..., Any]
 
 _factories: dict[str, Factory] = {
+    "sharpwave/Bars": Bars,
     "sharpwave/Breakout": Breakout,
     "sharpwave/CartPole": CartPole,
     "sharpwave/CueRecall": CueRecall,
     "sharpwave/Synthetic": Synthetic,
+}
+
+# Names "prefix/..." that a module of their own makes.
+_prefixes = {
+    "ALE": "sharpwave.envs.atari:make_atari",
 }
 
 
@@ -62,7 +69,8 @@ def make(name: str, num_envs: int, device: torch.device | str = "cpu", **options
             - a native environment, e.g. "sharpwave/CartPole" (`names` lists them), or a name given to `register`;
             - "module:attribute", e.g. "my_module:MyEnv", of what `register` takes as a factory; the module is looked
               for in the working directory, too;
-            - a Gymnasium id, e.g. "CartPole-v1", or "module:id".
+            - a Gymnasium id, e.g. "CartPole-v1", or "module:id";
+            - another library's, with a prefix that says which: "ALE/Pong-v5" (`families` lists them).
         num_envs: N, at least 1.
         device: where the tensors are. Native environments compute there; Gymnasium's run on the host.
         options: the environment's own; for Gymnasium also those of `sharpwave.envs.gymnasium.make_gymnasium`.
@@ -80,9 +88,9 @@ def make(name: str, num_envs: int, device: torch.device | str = "cpu", **options
     if name.startswith("sharpwave/"):
         raise ValueError(unknown(name))
 
-    from sharpwave.envs.gymnasium import make_gymnasium
-
-    return make_gymnasium(name, num_envs, device, **options)
+    maker = _prefixes.get(name.partition("/")[0], "sharpwave.envs.gymnasium:make_gymnasium")
+    module, _, function = maker.partition(":")
+    return getattr(importlib.import_module(module), function)(name, num_envs, device, **options)
 
 
 def unknown(name: str) -> str:
