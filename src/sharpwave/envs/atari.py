@@ -77,9 +77,8 @@ class AtariEpisodes(VectorWrapper):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None):
         """Begin new games; `seed` is one for all."""
-        if isinstance(seed, int):
-            seed = np.array(environment_seeds(seed, self.num_envs))
-        obs, info = self.env.reset(seed=seed, options=options)
+        seeds: Any = np.array(environment_seeds(seed, self.num_envs)) if isinstance(seed, int) else seed
+        obs, info = self.env.reset(seed=seeds, options=options)
         self._lives = info["lives"].copy()
         return obs, info
 
