@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from sharpwave import cli
-from sharpwave.cli import _trainers
+from sharpwave.cli import COMMANDS, _trainers
 from sharpwave.cli.doctor import Doctor
 from sharpwave.cli.parity import Parity
 from sharpwave.cli.plot import Plot
 from sharpwave.cli.runs import Runs
 from sharpwave.run import config as configs
-from sharpwave.run import loop, options, rundir, threads
+from sharpwave.run import loop, options, rundir, sweep, threads
 from sharpwave.run.bench_train import TrainBenchmark
 from tests.test_cli import LAST_LINE
 
@@ -106,16 +106,20 @@ def test_commands_are_accepted(line, monkeypatch, tmp_path, capsys):
         )
         return
     assert program == "sharpwave"
-    if "COMMAND" in args or args in ([], ["train"], ["train", "ppo"], ["resume"], ["eval"], ["parity"]):
+    if (
+        "COMMAND" in args
+        or args in ([], ["train", "ppo"])
+        or (len(args) == 1 and args[0] in COMMANDS and args[0] not in ONLY_READ)
+    ):
         return  # a command's name alone, in a sentence
 
     def accept(*_args, **_kwargs):
         raise Accepted
 
-    for module, name in ((_trainers, "make"), (rundir, "read"), (loop, "newest")):
+    for module, name in ((_trainers, "make"), (rundir, "read"), (loop, "newest"), (sweep, "create"), (sweep, "Sweep")):
         monkeypatch.setattr(module, name, accept)
-    for name in ("file.toml", "c.toml"):
-        Path(name).write_text("")
+    for name in ("file.toml", "c.toml", "space.toml"):
+        Path(name).write_text("[lr]\nlow = 0.01\nhigh = 0.1" if name == "space.toml" else "")
     if args[:2] == ["bench", "train"] and "--help" not in args:
         options.parse(TrainBenchmark, args[2:], "sharpwave bench train")
         return

@@ -21,6 +21,7 @@ def workplace(monkeypatch, tmp_path):
 
 
 def pretend(monkeypatch, *, nvidia=("", []), cuda=None, available=False):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor, "nvidia", lambda: nvidia)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
@@ -60,6 +61,12 @@ def test_a_driver_that_does_not_do(monkeypatch, driver, cuda, words):
     pretend(monkeypatch, nvidia=(driver, ["NVIDIA H200"]), cuda=cuda)
     finding = only(doctor.gpu())
     assert finding.state == "problem" and words in finding.advice
+
+
+def test_a_gpu_that_was_hidden_is_no_problem(monkeypatch):
+    pretend(monkeypatch, nvidia=("580.65.06", ["NVIDIA H200"]), cuda="13.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert only(doctor.gpu()).state == "note"
 
 
 def test_no_gpu(monkeypatch):

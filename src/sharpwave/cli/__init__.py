@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "Train an agent: sharpwave train ppo --env CartPole-v1",
     "resume": "Continue a stopped run: sharpwave resume runs/x",
     "eval": "Play episodes with a trained agent: sharpwave eval runs/x --episodes 100",
+    "sweep": "Search for settings: sharpwave sweep ppo --env CartPole-v1 --trials 20",
     "plot": "Learning curves with their spread over seeds: sharpwave plot runs",
     "runs": "List and compare runs: sharpwave runs",
     "doctor": "Check this machine and installation, and say what to do",

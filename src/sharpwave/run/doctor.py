@@ -118,6 +118,9 @@ def gpu() -> Iterator[Finding]:
             yield from _one_gpu(torch, i)
         return
     if names:
+        if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+            yield Finding("note", "GPU", f"{names[0]}, hidden by CUDA_VISIBLE_DEVICES", "unset it to train on the GPU")
+            return
         if not torch.version.cuda:
             yield Finding(
                 "note",

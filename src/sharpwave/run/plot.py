@@ -188,6 +188,37 @@ def figure(
     return fig
 
 
+def pareto(
+    points: Sequence[tuple[float, float, int]], front: Sequence[tuple[float, float, int]], cut: Sequence[tuple] = ()
+) -> "Figure":
+    """Score against training time: each trial a point, those that no other one beats in both joined by a line.
+
+    Args:
+        points, front: (seconds, score, number) of complete trials; those on the front are numbered.
+        cut: of trials that were stopped early, at where they stood.
+
+    Raises:
+        UserError: matplotlib is missing.
+    """
+    fig = matplotlib_figure()(figsize=(6.4, 4.2), layout="constrained")
+    axis = fig.subplots()
+    for rows, style in ((cut, {"facecolors": "none", "edgecolors": "0.6"}), (points, {"color": COLORS[0]})):
+        if rows:
+            name = "stopped early" if rows is cut else "complete"
+            axis.scatter([row[0] for row in rows], [row[1] for row in rows], s=22, label=name, **style)
+    if front:
+        xs, ys = [row[0] for row in front], [row[1] for row in front]
+        axis.step(xs, ys, where="post", color=COLORS[1], linewidth=1.4, label="best for its time")
+        for seconds, score, number in front:
+            axis.annotate(str(number), (seconds, score), xytext=(4, 4), textcoords="offset points", fontsize="small")
+    axis.set_xlabel("training time, seconds")
+    axis.set_ylabel("score: mean return at the end")
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize="small", frameon=False)
+    return fig
+
+
 def save(fig: "Figure", path: Path, *, force: bool = False) -> None:
     """Write a figure in the format that the name's suffix says.
 

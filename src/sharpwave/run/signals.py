@@ -16,7 +16,7 @@ class StopRequest:
     Only the main thread of a process can catch signals; elsewhere this does nothing.
     """
 
-    def __init__(self, on_request: Callable[[], None] | None = None):
+    def __init__(self, on_request: Callable[[], object] | None = None):
         self.signal: int | None = None
         """The signal that asked: signal.SIGINT, signal.SIGTERM or None."""
         self._on_request = on_request
