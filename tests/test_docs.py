@@ -9,6 +9,7 @@ import pytest
 from sharpwave import cli
 from sharpwave.cli import COMMANDS, _trainers
 from sharpwave.cli.doctor import Doctor
+from sharpwave.cli.envs import Envs
 from sharpwave.cli.parity import Parity
 from sharpwave.cli.plot import Plot
 from sharpwave.cli.runs import Runs
@@ -81,7 +82,7 @@ def test_settings_files_are_valid(page, tmp_path):
 
 
 # Commands whose line is only read here, for their work has its own tests.
-ONLY_READ = {"doctor": Doctor, "parity": Parity, "plot": Plot, "runs": Runs}
+ONLY_READ = {"doctor": Doctor, "envs": Envs, "parity": Parity, "plot": Plot, "runs": Runs}
 
 
 class Accepted(Exception):

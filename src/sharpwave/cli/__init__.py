@@ -23,6 +23,7 @@ COMMANDS = {
     "sweep": "Search for settings: sharpwave sweep ppo --env CartPole-v1 --trials 20",
     "plot": "Learning curves with their spread over seeds: sharpwave plot runs",
     "runs": "List and compare runs: sharpwave runs",
+    "envs": "Environments that can be used, and what one is like: sharpwave envs CartPole-v1",
     "doctor": "Check this machine and installation, and say what to do",
     "info": "Versions, devices, and the backend of every op",
     "parity": "Check kernels against their references: sharpwave parity mingru",
