@@ -13,10 +13,12 @@ from sharpwave.run.errors import UserError
 def make(algorithm: str, config: Any) -> Any:
     """The trainer; what its settings and its environment's name and options make impossible is the user's to mend."""
     from sharpwave.envs.base import EnvFault
+    from sharpwave.run import trackers
     from sharpwave.run.config import trainer_class
     from sharpwave.run.info import check_device
 
     check_device(config.device)
+    trackers.require(config.logger)
     try:
         return trainer_class(algorithm)(config)
     except (ValueError, EnvFault) as error:

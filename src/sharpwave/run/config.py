@@ -15,7 +15,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from sharpwave.run.errors import UserError
 from sharpwave.run.presets import PRESETS
@@ -42,6 +42,12 @@ class RunConfig:
 
     eval_episodes: int = 100
     """Episodes played by the greedy policy when training ends (episodes, >= 0; 0 plays none)."""
+
+    logger: tuple[Literal["wandb", "trackio"], ...] = ()
+    """Trackers to log to besides metrics.jsonl and TensorBoard: wandb, trackio, each an extra of that name."""
+
+    project: str = "sharpwave"
+    """The project under which trackers file the run."""
 
     threads: int = 1
     """CPU threads of PyTorch and of the CPU kernels (>= 1). More pay for wide networks on idle cores only: where

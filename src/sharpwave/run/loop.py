@@ -4,7 +4,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from sharpwave.run.errors import CheckpointError, UserError
 from sharpwave.run.evaluate import Agent
 from sharpwave.run.log import RunLog
 from sharpwave.run.signals import StopRequest
+from sharpwave.run.trackers import Trackers
 
 
 class Trainer(Agent, Protocol):
@@ -99,7 +100,11 @@ def run(
     with rundir.lock(run_dir), threads.use(config.threads):
         elapsed = restore(trainer, run_dir) if resume else 0.0
         began = time.perf_counter() - elapsed
-        with RunLog(run_dir, trainer.global_step if resume else None) as log:
+        settings = json.loads(to_json(config))
+        with (
+            RunLog(run_dir, trainer.global_step if resume else None) as log,
+            closing(Trackers(config.logger, config.project, run_dir, settings, display.message)) as trackers,
+        ):
             if not resume:
                 _save(trainer, checkpoints, log, 0.0)
             display.start(trainer.global_step, trainer.epoch)
@@ -126,6 +131,7 @@ def run(
                     metrics |= {f"time/{name}": seconds for name, seconds in phases.items()}
                     last_step, last_time = trainer.global_step, now
                     log.write(trainer.global_step, trainer.epoch, metrics)
+                    trackers.write(trainer.global_step, metrics)
                     display.update(trainer.global_step, trainer.epoch, metrics, phases)
                     if metrics.get("fault/skipped_updates"):
                         display.message(_fault(trainer, metrics["fault/skipped_updates"]))
