@@ -21,7 +21,10 @@ from sharpwave.run.errors import UserError
 from sharpwave.run.presets import PRESETS
 
 # name -> where its settings dataclass and its trainer are, each imported when asked for
-ALGORITHMS = {"ppo": ("sharpwave.algos.ppo_config:PPOConfig", "sharpwave.algos.ppo:PPO")}
+ALGORITHMS = {
+    "ppo": ("sharpwave.algos.ppo_config:PPOConfig", "sharpwave.algos.ppo:PPO"),
+    "dqn": ("sharpwave.algos.dqn_config:DQNConfig", "sharpwave.algos.dqn:DQN"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,119 @@
+"""What DQN's updates came to, and how its values compare with what was earned: gathered on the device."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharpwave.envs.base import Step
+from sharpwave.ops.dqn_loss import STATS
+
+NAMES = ("loss/td", "td/mean", "q/mean", "q/max", "q/spread", "grad/norm")
+"""Names in the order of STATS, then of the trainer's own."""
+
+
+class UpdateMetrics:
+    """Means over the updates that were taken (of `q/max` the largest), and counts of what was not finite in the others.
+
+    `update` neither waits for the device nor allocates anything that lasts, so that it can be captured.
+    """
+
+    def __init__(self, device: torch.device, batch_size: int):
+        def zeros(n: int) -> Tensor:
+            return torch.zeros(n, device=device)
+
+        self._sums, self._bad = zeros(len(STATS) + 1), zeros(len(STATS) + 1)
+        self._updates, self._kept = zeros(1), zeros(1)
+        self._q_max = torch.full((1,), -math.inf, device=device)
+        self._td_error = zeros(batch_size)
+
+    def update(self, keep: Tensor, stats: Tensor, grad_norm: Tensor, td_error: Tensor) -> None:
+        """Take in one update: the loss's STATS, the gradient's norm, and whether the step was taken."""
+        values = torch.cat([stats, grad_norm[None]])
+        self._updates += 1
+        self._kept += keep
+        self._sums += torch.where(keep, values, 0)
+        self._bad += ~values.isfinite()
+        self._q_max.copy_(torch.where(keep, torch.maximum(self._q_max, stats[3]), self._q_max))
+        self._td_error.copy_(td_error)
+
+    def read(self) -> tuple[dict[str, float], list[str]]:
+        """The numbers by name and what was not finite in skipped updates; then begin anew. Waits for the device."""
+        values = (self._sums / self._kept).tolist()
+        numbers = dict(zip(NAMES, values, strict=True))
+        updates, kept = int(self._updates.item()), int(self._kept.item())
+        numbers["q/max"] = self._q_max.item() if kept else math.nan
+        size = self._td_error.abs()
+        parts = [0.5, 0.9, 1.0]
+        tails = torch.quantile(size, torch.tensor(parts, device=size.device)) if updates else [math.nan] * 3
+        numbers |= {f"td/{name}": float(x) for name, x in zip(("p50", "p90", "max"), tails, strict=True)}
+        numbers |= {"update/count": float(updates), "fault/skipped_updates": float(updates - kept)}
+        faults: list[str] = []
+        if updates > kept:
+            faults = [name for name, n in zip((*STATS, "gradient"), self._bad.tolist(), strict=True) if n]
+        for tensor in (self._sums, self._bad, self._updates, self._kept):
+            tensor.zero_()
+        self._q_max.fill_(-math.inf)
+        return numbers, faults
+
+
+class ReturnCheck:
+    """How far the value of an episode's first observation was above the discounted return that followed.
+
+        error = max_a Q(s_0, a) - sum_t gamma^t r_t        (+ gamma^T max_a Q(s_{T-1}, a) in the sum where truncated)
+
+    Rewards are those trained on. The return is that of the exploring policy, so that an error above 0 is what exploring
+    costs and overestimation together. Nothing waits for the device before `read`.
+    """
+
+    def __init__(self, num_envs: int, gamma: float, device: torch.device):
+        self._gamma = gamma
+        self._first, self._value, self._return = (torch.zeros(num_envs, device=device) for _ in range(3))
+        self._power = torch.ones(num_envs, device=device)
+        self._sum, self._count = torch.zeros((), device=device), torch.zeros((), device=device)
+
+    def value(self, value: Tensor, begins: Tensor) -> None:
+        """Take in the values (N,) of the observations acted on next, and which of them begin an episode."""
+        self._value.copy_(value)
+        self._first.copy_(torch.where(begins, value, self._first))
+
+    def step(self, step: Step, reward: Tensor) -> None:
+        """Take in what the actions earned, (N,), and where episodes ended."""
+        self._return.addcmul_(self._power, reward)
+        self._power *= self._gamma
+        ended = step.terminated | step.truncated
+        left = torch.where(step.terminated, 0, self._power * self._value)
+        self._sum += torch.where(ended, self._first - self._return - left, 0).sum()
+        self._count += ended.sum()
+        begins = step.begins
+        self._return.masked_fill_(begins, 0)
+        self._power.masked_fill_(begins, 1)
+
+    def read(self) -> float:
+        """The mean error of the episodes that ended since the last call; NaN without any."""
+        mean = (self._sum / self._count).item()
+        self._sum.zero_()
+        self._count.zero_()
+        return mean
+
+    def forget_running(self) -> None:
+        """Drop the episodes that have not ended, where new ones begin in their place."""
+        self._return.zero_()
+        self._power.fill_(1)
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors to be saved and, in place, restored."""
+        names = ("first", "value", "return", "power", "sum", "count")
+        return {name: getattr(self, f"_{name}") for name in names}
+
+
+def replay_metrics(stats: dict[str, Any]) -> dict[str, float]:
+    """Of `PrioritizedReplay.stats()` what a log line shows; priorities are p^alpha."""
+    names = ("held", "mean_age", "stale", "bad_td_errors", "max_priority", "beta")
+    numbers = {f"replay/{name}": float(stats[name]) for name in names}
+    counts, edges = stats["histogram"]
+    reached = counts.cumsum(0) / counts.sum().clamp(min=1)
+    for percent in (10, 50, 90):
+        numbers[f"replay/priority_p{percent}"] = float(edges[1:][reached >= percent / 100 - 1e-9][0])
+    return numbers
