@@ -372,7 +372,7 @@ class DQN:
         """
         result, self._faults = self._metrics.read()
         self._faults = [f"the gradient of {self._bad_parameter()}" if f == "gradient" else f for f in self._faults]
-        result["q/overestimation"] = self._check.read()
+        result["episode/overestimation"] = self._check.read()
         result |= replay_metrics(self.replay.stats())
         result |= {"schedule/lr": self.lr.item(), "schedule/epsilon": 0.0 if self.config.noisy else self.epsilon.item()}
         done = self.episodes.read()

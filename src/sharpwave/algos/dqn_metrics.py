@@ -39,16 +39,18 @@ class UpdateMetrics:
         self._td_error.copy_(td_error)
 
     def read(self) -> tuple[dict[str, float], list[str]]:
-        """The numbers by name and what was not finite in skipped updates; then begin anew. Waits for the device."""
-        values = (self._sums / self._kept).tolist()
-        numbers = dict(zip(NAMES, values, strict=True))
+        """The numbers by name and what was not finite in skipped updates; then begin anew. Waits for the device.
+
+        Quantiles of the TD errors' sizes are those of the last update. Without updates their numbers are left out.
+        """
         updates, kept = int(self._updates.item()), int(self._kept.item())
-        numbers["q/max"] = self._q_max.item() if kept else math.nan
-        size = self._td_error.abs()
-        parts = [0.5, 0.9, 1.0]
-        tails = torch.quantile(size, torch.tensor(parts, device=size.device)) if updates else [math.nan] * 3
-        numbers |= {f"td/{name}": float(x) for name, x in zip(("p50", "p90", "max"), tails, strict=True)}
-        numbers |= {"update/count": float(updates), "fault/skipped_updates": float(updates - kept)}
+        numbers = {"update/count": float(updates), "fault/skipped_updates": float(updates - kept)}
+        if updates:
+            numbers |= dict(zip(NAMES, (self._sums / self._kept).tolist(), strict=True))
+            numbers["q/max"] = self._q_max.item() if kept else math.nan
+            parts = torch.tensor([0.5, 0.9, 1.0], device=self._td_error.device)
+            tails = torch.quantile(self._td_error.abs(), parts).tolist()
+            numbers |= dict(zip(("td/p50", "td/p90", "td/max"), tails, strict=True))
         faults: list[str] = []
         if updates > kept:
             faults = [name for name, n in zip((*STATS, "gradient"), self._bad.tolist(), strict=True) if n]
@@ -113,7 +115,7 @@ def replay_metrics(stats: dict[str, Any]) -> dict[str, float]:
     names = ("held", "mean_age", "stale", "bad_td_errors", "max_priority", "beta")
     numbers = {f"replay/{name}": float(stats[name]) for name in names}
     counts, edges = stats["histogram"]
-    reached = counts.cumsum(0) / counts.sum().clamp(min=1)
-    for percent in (10, 50, 90):
-        numbers[f"replay/priority_p{percent}"] = float(edges[1:][reached >= percent / 100 - 1e-9][0])
+    total = int(counts.sum())
+    for percent in (10, 50, 90) if total else ():
+        numbers[f"replay/priority_p{percent}"] = float(edges[1:][counts.cumsum(0) * 100 >= percent * total][0])
     return numbers
