@@ -9,46 +9,67 @@ from pathlib import Path
 import pytest
 import torch
 
-from sharpwave.algos.ppo import PPO
 from sharpwave.cli import main
 from sharpwave.run import checkpoint, loop, rundir, threads
+from sharpwave.run.config import trainer_class
 from sharpwave.run.log import read_metrics
 
 EPOCHS, KILLED_IN = 20, 13
-SETTINGS = ["--num-envs", "4", "--horizon", "8", "--minibatch", "16", "--total-steps", str(4 * 8 * EPOCHS)]
-SETTINGS += ["--hidden", "16", "--checkpoint-interval", "10", "--eval-episodes", "0", "--device", "cpu", "--seed", "7"]
-ENVS = ["sharpwave/CartPole", "CartPole-v1"]
+COMMON = ["--checkpoint-interval", "10", "--eval-episodes", "0", "--device", "cpu", "--seed", "7", "--hidden", "16"]
+COMMON += ["--num-envs", "4", "--total-steps", str(4 * 8 * EPOCHS)]
+SETTINGS = {
+    "ppo": ["--horizon", "8", "--minibatch", "16"],
+    "dqn": [
+        "--epoch-steps",
+        "8",
+        "--batch-size",
+        "8",
+        "--learning-starts",
+        "40",
+        "--buffer-size",
+        "400",
+        "--target-interval",
+        "7",
+    ],
+}
+PARTS = {
+    "ppo": ("policy.", "momentum.", "generators.", "draw_offset", "state"),
+    "dqn": ("policy.", "target.", "optimizer.", "generators.", "draws", "replay.", "acting."),
+}
+CASES = [("ppo", "sharpwave/CartPole"), ("ppo", "CartPole-v1"), ("dqn", "sharpwave/CartPole"), ("dqn", "CartPole-v1")]
 
 # Runs the command given, and kills itself with SIGKILL in the middle of epoch 13, while it learns.
 KILLER = f"""
 import os, signal, sys
-from sharpwave.algos.ppo import PPO
 from sharpwave.cli import main
-update = PPO._update
+from sharpwave.run.config import trainer_class
+cls, name = trainer_class(sys.argv[2]), {{"ppo": "_update", "dqn": "_learn"}}[sys.argv[2]]
+update = getattr(cls, name)
 def dying(self, *args, **kwargs):
     update(self, *args, **kwargs)
     if self.epoch == {KILLED_IN} - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-PPO._update = dying
+setattr(cls, name, dying)
 main(sys.argv[1:])
 """
 
 
-def command(env: str, path: Path) -> list[str]:
-    return ["train", "ppo", "--env", env, "--run-dir", str(path), *SETTINGS]
+def command(case: tuple[str, str], path: Path) -> list[str]:
+    algorithm, env = case
+    return ["train", algorithm, "--env", env, "--run-dir", str(path), *COMMON, *SETTINGS[algorithm]]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """{env: (a run that was left alone, a run that was killed)}; the processes to be killed run side by side."""
+    """{case: (a run that was left alone, a run that was killed)}; the processes to be killed run side by side."""
     folder = tmp_path_factory.mktemp("resume")
-    paths = {env: (folder / f"whole{i}", folder / f"killed{i}") for i, env in enumerate(ENVS)}
+    paths = {case: (folder / f"whole{i}", folder / f"killed{i}") for i, case in enumerate(CASES)}
     killed = [
-        subprocess.Popen([sys.executable, "-c", KILLER, *command(env, path)], stdout=subprocess.DEVNULL)
-        for env, (_, path) in paths.items()
+        subprocess.Popen([sys.executable, "-c", KILLER, *command(case, path)], stdout=subprocess.DEVNULL)
+        for case, (_, path) in paths.items()
     ]
-    for env, (path, _) in paths.items():
-        assert main(command(env, path)) == 0
+    for case, (path, _) in paths.items():
+        assert main(command(case, path)) == 0
     for process in killed:
         assert process.wait(timeout=120) == -9
     return paths
@@ -72,21 +93,21 @@ def lines(path: Path):
 
 def what_follows(path: Path):
     """Observations and weights after three more epochs from a run's newest checkpoint."""
-    _, config = rundir.read(path)
-    trainer = PPO(replace(config, total_steps=2 * config.total_steps))
+    algorithm, config = rundir.read(path)
+    trainer = trainer_class(algorithm)(replace(config, total_steps=2 * config.total_steps))
     trainer.load_state_dict(checkpoint.unflatten(*checkpoint.load(loop.newest(path)))["trainer"])
     seen = [trainer.obs.clone()]
     with threads.use(1):
         for _ in range(3):
             trainer.train_epoch()
-            seen += [trainer.segments.obs.clone(), trainer.segments.logprob.clone()]
+            seen.append(trainer.obs.clone())
     trainer.close()
     return [*seen, *trainer.policy.state_dict().values()]
 
 
-@pytest.mark.parametrize("env", ENVS)
-def test_killed_and_resumed_is_the_same_run(env, runs):
-    whole, killed = runs[env]
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_killed_and_resumed_is_the_same_run(case, runs):
+    whole, killed = runs[case]
     assert checkpoint.list_steps(killed / "checkpoints") == [0, 320]
     assert len(lines(killed)) == KILLED_IN - 1  # two lines are ahead of the checkpoint
     assert main(["resume", str(killed)]) == 0
@@ -104,11 +125,12 @@ def test_killed_and_resumed_is_the_same_run(env, runs):
     # The comparison would see a difference: at epoch 10 the state was another one.
     before, _ = checkpoint.load(checkpoint.step_path(whole / "checkpoints", 320))
     changed = [name for name, t in tensors.items() if not torch.equal(t, before[f"trainer.{name}"])]
-    for part in ("policy.", "momentum.", "generators.", "draw_offset", "state"):
+    for part in PARTS[case[0]]:
         assert any(name.startswith(part) for name in changed), part
 
 
-def test_the_checkpoint_holds_every_stream(runs):
-    tensors, _ = state(runs["sharpwave/CartPole"][0])
-    for name in ("policy", "momentum", "generators", "draw_offset", "env.generator", "state", "begins"):
+@pytest.mark.parametrize("algorithm, more", [("ppo", ("begins",)), ("dqn", ("max_priority", "acting.begins"))])
+def test_the_checkpoint_holds_every_stream(algorithm, more, runs):
+    tensors, _ = state(runs[algorithm, "sharpwave/CartPole"][0])
+    for name in (*PARTS[algorithm], "env.generator", *more):
         assert any(key.startswith(name) for key in tensors), name

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from sharpwave import envs
 from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.algos.ppo_metrics import UpdateMetrics
 from sharpwave.algos.segments import Segments, segment_advantage, segment_priority
@@ -32,25 +31,12 @@ from sharpwave.nn import Policy, RewardNormalizer
 from sharpwave.ops.cdf import draw_segments
 from sharpwave.optim import Muon
 from sharpwave.run import seeding
+from sharpwave.run.environment import make_env
 from sharpwave.run.errors import UserError
 from sharpwave.run.graphs import Captured
 from sharpwave.run.timing import PhaseTimer
 
 __all__ = ["PPO", "PPOConfig"]
-
-
-def _make_env(config: PPOConfig, device: torch.device) -> VectorEnv:
-    """The environment that the settings name. Whatever its making raises is the user's to mend, in one line."""
-    reserved = {"name", "num_envs", "device"} & config.env_kwargs.keys()
-    if reserved:
-        option = next(iter(reserved)).replace("_", "-").replace("name", "env")
-        raise UserError(f"--env-kwargs cannot hold {', '.join(sorted(reserved))}: use --{option}")
-    assert config.num_envs is not None
-    try:
-        return envs.make(config.env, config.num_envs, device, **config.env_kwargs)
-    except (TypeError, ImportError, AttributeError, RuntimeError) as error:
-        options = f" with --env-kwargs {config.env_kwargs}" if config.env_kwargs else ""
-        raise UserError(f"--env {config.env}{options} cannot be made: {type(error).__name__}: {error}") from error
 
 
 class PPO:
@@ -70,7 +56,7 @@ class PPO:
         self.dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
         self.rank = rank
         assert config.num_envs is not None and config.minibatch is not None
-        self.env = env or _make_env(config, self.device)
+        self.env = env or make_env(config, self.device)
         if self.env.num_envs != config.num_envs:
             raise UserError(f"the environment has {self.env.num_envs} copies, the configuration {config.num_envs}")
         self.draws = config.minibatch // config.horizon

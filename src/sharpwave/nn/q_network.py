@@ -110,7 +110,7 @@ class QNetwork(nn.Module):
     def _prepared(self, obs: Tensor) -> Tensor:
         """As the trunk reads it: (B, entries), or (B, C, H, W) in memory order (B, H, W, C)."""
         if not self.is_image:
-            x = obs.flatten(1)
+            x = obs.reshape(len(obs), -1)
             return x.float() / 255 if obs.dtype == torch.uint8 else x.to(self.stream.weight.dtype)
         shape = self.observation.shape
         x = obs if self.frames > 1 else obs.unsqueeze(1)  # (B, frames, *shape)

@@ -61,5 +61,5 @@ class ClippedAdam(torch.optim.Adam):
         self.first_bad.copy_(torch.where(finite, self.first_bad, bad))
         # What a GradScaler would set: the kernel divides by the one, and does nothing where the other is 1.
         self.found_inf = (~keep).float()
-        self.grad_scale = ((norm + 1e-6) / self.max_grad_norm).clamp(min=1)
+        self.grad_scale = ((norm + 1e-6) / self.max_grad_norm).clamp(min=1).float()
         return super().step(closure)

@@ -222,6 +222,13 @@ HEADLINE = {
     "loss/value": "value loss",
     "loss/entropy": "entropy",
     "policy/approx_kl": "KL",
+    "loss/td": "TD loss",
+    "td/p90": "TD p90",
+    "q/mean": "Q",
+    "episode/overestimation": "over",
+    "replay/mean_age": "age",
+    "replay/priority_p50": "priority",
+    "schedule/epsilon": "epsilon",
 }
 """The metrics of a plain line and what they are called there, where a trainer has them."""
 

@@ -22,7 +22,8 @@ from sharpwave.run.trackers import Trackers
 
 
 class Trainer(Agent, Protocol):
-    """What the loop needs of a trainer, which is also the agent that is evaluated. `algos.ppo.PPO` is one."""
+    """What the loop needs of a trainer, which is also the agent that is evaluated. `algos.ppo.PPO` and
+    `algos.dqn.DQN` are."""
 
     config: Any
     """Its settings; the loop reads those of `sharpwave.run.config.RunConfig`."""

@@ -1,0 +1,60 @@
+"""ClippedAdam: PyTorch's Adam after PyTorch's clipping, and the steps that it skips."""
+
+import math
+
+import pytest
+import torch
+
+from sharpwave.optim.adam import ClippedAdam
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6, math.inf])
+def test_is_adam_after_clipping(limit):
+    torch.manual_seed(0)
+    nets = [torch.nn.Linear(3, 2).double() for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    ours = ClippedAdam(nets[0].parameters(), torch.tensor(0.01), eps=1e-5, max_grad_norm=limit)
+    theirs = torch.optim.Adam(nets[1].parameters(), lr=0.01, eps=1e-5)
+    for _ in range(10):
+        x = torch.randn(8, 3, dtype=torch.float64)
+        for net, optimizer in zip(nets, (ours, theirs), strict=True):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+        norm = torch.nn.utils.clip_grad_norm_(nets[1].parameters(), limit if limit < math.inf else 1e30)
+        ours.step()
+        theirs.step()
+        assert ours.grad_norm.item() == pytest.approx(norm.item(), rel=1e-5)
+    for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=1e-6, atol=1e-9)
+    assert ours.skipped == 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_changes_nothing_and_is_found(bad):
+    net = torch.nn.Linear(3, 2)
+    optimizer = ClippedAdam(net.parameters(), torch.tensor(0.1))
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    before = [x.clone() for p in net.parameters() for x in (p, *optimizer.state[p].values())]
+    net.bias.grad[1] = bad
+    optimizer.step()
+    net.bias.grad[1] = 0.0
+    optimizer.step(keep=torch.tensor(False))
+    after = [x for p in net.parameters() for x in (p, *optimizer.state[p].values())]
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+    assert optimizer.skipped == 2 and optimizer.first_bad == 7
+    optimizer.step(keep=torch.tensor(True))
+    assert not torch.equal(before[0], net.weight)
+
+
+def test_the_learning_rate_is_the_tensor_given():
+    net = torch.nn.Linear(1, 1, bias=False)
+    lr = torch.tensor(0.5)
+    optimizer = ClippedAdam(net.parameters(), lr)
+    before = net.weight.item()
+    net(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    assert net.weight.item() == pytest.approx(before - 0.5, abs=1e-5)  # Adam's first step is lr
+    lr.fill_(0.25)
+    optimizer.step()
+    assert net.weight.item() == pytest.approx(before - 0.75, abs=1e-5)
