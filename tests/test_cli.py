@@ -108,7 +108,14 @@ def test_bad_input_to_train(capfd, arguments, words):
         ("train", "an algorithm is missing: sharpwave train ppo --env NAME"),
         ("train --env CartPole-v1", "an algorithm is missing"),
         ("train pp", "unknown algorithm 'pp': did you mean 'ppo'?"),
-        ("train sarsa", "unknown algorithm 'sarsa': choose ppo"),
+        ("train sarsa", "unknown algorithm 'sarsa': choose ppo or dqn"),
+        ("train dqn --env CartPole-v1 --lr fast", "--lr: expected a number, got 'fast'"),
+        (
+            "train dqn --env CartPole-v1 --epsilon-ends 1",
+            "unknown option --epsilon-ends: did you mean '--epsilon-end'?",
+        ),
+        ("train dqn --env CartPole-v1 --gamma 2", "--gamma must be in [0, 1]; got 2.0"),
+        ("train dqn --env Pendulum-v1", "dqn needs one discrete action"),
         ("resume", "PATH is missing (see sharpwave resume --help)"),
         ("resume nowhere", "no run at nowhere: give a directory that `sharpwave train` made"),
         ("resume folder", "folder is not a run"),
@@ -120,7 +127,9 @@ def test_bad_input_to_train(capfd, arguments, words):
         ("eval folder other", "unexpected argument 'other'"),
         ("info --all", "unknown option --all"),
         ("parity", "OP is missing (see sharpwave parity --help)"),
-        ("bench", "what to measure is missing: sharpwave bench train"),
+        ("bench", "what to measure is missing: sharpwave bench train or dqn"),
+        ("bench dnq", "unknown 'dnq': did you mean 'dqn'?"),
+        ("bench dqn --batch-size 0", "--batch-size must be at least 1; got 0"),
         ("bench train --minibatch 100", "--minibatch must be a multiple of --horizon 64"),
         ("parity fft", "op must have parity cases"),
         ("parity cdf --device gpu", "--device gpu cannot be used here; these can: auto, cpu"),
@@ -376,6 +385,18 @@ def test_bench_train(capsys):
     assert all(row["train_sps"] > 0 and row["sps"] > 0 for row in report["results"])
     assert main(["bench", "train", *tiny.split(), "--updates", "1", "--repeats", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_bench_dqn(capsys):
+    tiny = "--num-envs 4 --capacity 200 --batch-size 8 --hidden 8 --updates 10 --repeats 1"
+    assert main(["bench", "dqn", *tiny.split(), "--device", "cpu", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    parts = ("update", "sample", "forward", "priorities", "step", "cumsum")
+    assert all(row[f"{part}_us"] > 0 for part in parts) and row["replay_share"] > 0
+    assert "torchrl_us" in row or "torchrl_problem" in row
+    assert main(["bench", "dqn", *tiny.split(), "--device", "cpu", "--no-peers"]) == 0
+    out = capsys.readouterr().out
+    assert "mlp (float32): " in out and "cumulated" not in out
 
 
 def test_parity_passes_the_exit_code_on(monkeypatch):

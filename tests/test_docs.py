@@ -1,5 +1,6 @@
 """What README, CONTRIBUTING and docs/ show: Python is run, commands are accepted, links and targets exist."""
 
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpwave import cli
-from sharpwave.cli import COMMANDS, _trainers
+from sharpwave.cli import COMMANDS, _trainers, bench
 from sharpwave.cli.doctor import Doctor
 from sharpwave.cli.envs import Envs
 from sharpwave.cli.parity import Parity
@@ -15,7 +16,6 @@ from sharpwave.cli.plot import Plot
 from sharpwave.cli.runs import Runs
 from sharpwave.run import config as configs
 from sharpwave.run import loop, options, rundir, sweep, threads
-from sharpwave.run.bench_train import TrainBenchmark
 from tests.test_cli import LAST_LINE
 
 ROOT = Path(__file__).parents[1]
@@ -77,8 +77,9 @@ def test_settings_files_are_valid(page, tmp_path):
     for block in blocks(page, "toml"):
         file = tmp_path / "c.toml"
         file.write_text(block)
-        settings, _ = configs.layers("ppo", file, None)
-        configs.build("ppo", settings, str(file))
+        algorithm = "dqn" if page.stem == "dqn" else "ppo"
+        settings, _ = configs.layers(algorithm, file, None)
+        configs.build(algorithm, settings, str(file))
 
 
 # Commands whose line is only read here, for their work has its own tests.
@@ -109,7 +110,7 @@ def test_commands_are_accepted(line, monkeypatch, tmp_path, capsys):
     assert program == "sharpwave"
     if (
         "COMMAND" in args
-        or args in ([], ["train", "ppo"])
+        or args in ([], ["train", "ppo"], ["train", "dqn"])
         or (len(args) == 1 and args[0] in COMMANDS and args[0] not in ONLY_READ)
     ):
         return  # a command's name alone, in a sentence
@@ -121,8 +122,9 @@ def test_commands_are_accepted(line, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(module, name, accept)
     for name in ("file.toml", "c.toml", "space.toml"):
         Path(name).write_text("[lr]\nlow = 0.01\nhigh = 0.1" if name == "space.toml" else "")
-    if args[:2] == ["bench", "train"] and "--help" not in args:
-        options.parse(TrainBenchmark, args[2:], "sharpwave bench train")
+    if args[0] == "bench" and "--help" not in args:
+        module, cls, _ = bench.BENCHMARKS[args[1]]
+        options.parse(getattr(importlib.import_module(module), cls), args[2:], f"sharpwave bench {args[1]}")
         return
     if args[0] in ONLY_READ and "--help" not in args:
         options.parse(ONLY_READ[args[0]], args[1:], f"sharpwave {args[0]}")

@@ -511,14 +511,18 @@ class TestMetrics:
         assert set(agent.phases()) >= {"act", "env", "insert", "sample", "train", "priorities"}
 
     def test_means_are_over_the_updates_taken(self):
-        metrics = UpdateMetrics(torch.device("cpu"), 2)
+        metrics = UpdateMetrics(torch.device("cpu"), 2, window=3)
         td = torch.tensor([1.0, -3.0])
-        for keep, number in ((True, 1.0), (True, 3.0), (False, math.inf)):
-            metrics.update(torch.tensor(keep), torch.full((5,), number), torch.tensor(number), td)
+        for number in (1.0, 3.0, math.inf):
+            metrics.update(torch.full((5,), number), torch.tensor(number), td)
         numbers, faults = metrics.read()
         assert numbers["loss/td"] == numbers["q/mean"] == numbers["grad/norm"] == 2
         assert numbers["q/max"] == 3 and numbers["td/max"] == 3 and numbers["td/p50"] == 2
         assert numbers["fault/skipped_updates"] == 1 and "loss" in faults and "gradient" in faults
+        for number in range(10):  # only the latest three are kept
+            metrics.update(torch.full((5,), float(number)), torch.tensor(1.0), td)
+        numbers, faults = metrics.read()
+        assert numbers["update/count"] == 10 and numbers["loss/td"] == 8 and faults == []
 
     def test_overestimation_by_hand(self):
         """gamma 1/2. Environment 0: V(s_0) = 5, rewards 1, 2, 4 and a termination: 5 - (1 + 1 + 1) = 2.

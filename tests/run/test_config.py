@@ -101,7 +101,7 @@ def test_a_list_is_not_a_config(tmp_path):
 
 
 def test_unknown_algorithm():
-    with pytest.raises(UserError, match="unknown algorithm 'x': choose ppo or stub"):
+    with pytest.raises(UserError, match="unknown algorithm 'x': choose ppo or dqn or stub"):
         configs.trainer_class("x")
 
 

@@ -28,7 +28,7 @@ from sharpwave.envs.base import Discrete, Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn.q_network import QNetwork, greedy
 from sharpwave.ops.dqn_loss import DQNLoss, c51_loss, dqn_loss
-from sharpwave.optim.adam import ClippedAdam
+from sharpwave.optim.adam import FlatAdam, flatten_parameters
 from sharpwave.optim.muon import Muon
 from sharpwave.replay import PrioritizedReplay
 from sharpwave.replay.nest import Batch
@@ -80,11 +80,14 @@ class DQN:
         )
         self.dtype = torch.bfloat16 if narrow else torch.float32
         self.lr = torch.tensor(config.lr, device=self.device)
-        parameters = self.policy.parameters()
+        parameters = list(self.policy.parameters())
         if config.optimizer == "muon":
             self.optimizer = Muon(parameters, self.lr, config.momentum, config.max_grad_norm)
+            online = flatten_parameters(parameters)
         else:
-            self.optimizer = ClippedAdam(parameters, self.lr, config.adam_eps, config.max_grad_norm)
+            self.optimizer = FlatAdam(parameters, self.lr, config.adam_eps, config.max_grad_norm)
+            online = self.optimizer.flat
+        self._weights = online, flatten_parameters(self.target.parameters())
 
         observation = self.env.observation
         fields: dict[str, Any] = {
@@ -235,14 +238,13 @@ class DQN:
             with self._inner("train"):
                 self.optimizer.zero_grad()
                 output.backward(loss.gradient)
-                with torch.no_grad():
-                    keep = loss.loss.isfinite()
-                    self.optimizer.step(keep=keep)  # d
-                    keep &= self.optimizer.grad_norm.isfinite()
-                    self._metrics.update(keep, loss.stats, self.optimizer.grad_norm, td_error)
-                    if self.config.target_interval == 1:
-                        self._move_target()  # f
-            self._side[0].join()
+                self.optimizer.step(keep=loss.loss.isfinite())  # d
+                if self.config.target_interval == 1:
+                    self._move_target()  # f
+            with self._side[1](), torch.no_grad():
+                self._metrics.update(loss.stats, self.optimizer.grad_norm, td_error)
+            for side in self._side:
+                side.join()
 
     def _draw(self, which: int) -> Batch:
         """The next batch, in memory that the one before it does not use."""
@@ -276,11 +278,11 @@ class DQN:
 
     @torch.no_grad()
     def _move_target(self) -> None:
-        target, online = ([p.data for p in net.parameters()] for net in (self.target, self.policy))
+        online, target = self._weights
         if self.config.tau == 1:
-            torch._foreach_copy_(target, online)
+            target.copy_(online)
         else:
-            torch._foreach_lerp_(target, online, self.config.tau)
+            target.lerp_(online, self.config.tau)
 
     def _autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)

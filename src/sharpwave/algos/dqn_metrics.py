@@ -10,54 +10,48 @@ from sharpwave.envs.base import Step
 from sharpwave.ops.dqn_loss import STATS
 
 NAMES = ("loss/td", "td/mean", "q/mean", "q/max", "q/spread", "grad/norm")
-"""Names in the order of STATS, then of the trainer's own."""
+"""Names in the order of STATS, and the gradient's norm."""
 
 
 class UpdateMetrics:
-    """Means over the updates that were taken (of `q/max` the largest), and counts of what was not finite in the others.
+    """What the latest updates came to, at most `window` of them, whose numbers are kept until they are read.
 
     `update` neither waits for the device nor allocates anything that lasts, so that it can be captured.
     """
 
-    def __init__(self, device: torch.device, batch_size: int):
-        def zeros(n: int) -> Tensor:
-            return torch.zeros(n, device=device)
+    def __init__(self, device: torch.device, batch_size: int, window: int = 8192):
+        self.window = window
+        self._log = torch.zeros(window, len(NAMES), device=device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)
+        self._count = torch.zeros(1, dtype=torch.int64, device=device)
+        self._td_error = torch.zeros(batch_size, device=device)
 
-        self._sums, self._bad = zeros(len(STATS) + 1), zeros(len(STATS) + 1)
-        self._updates, self._kept = zeros(1), zeros(1)
-        self._q_max = torch.full((1,), -math.inf, device=device)
-        self._td_error = zeros(batch_size)
-
-    def update(self, keep: Tensor, stats: Tensor, grad_norm: Tensor, td_error: Tensor) -> None:
-        """Take in one update: the loss's STATS, the gradient's norm, and whether the step was taken."""
-        values = torch.cat([stats, grad_norm[None]])
-        self._updates += 1
-        self._kept += keep
-        self._sums += torch.where(keep, values, 0)
-        self._bad += ~values.isfinite()
-        self._q_max.copy_(torch.where(keep, torch.maximum(self._q_max, stats[3]), self._q_max))
+    def update(self, stats: Tensor, grad_norm: Tensor, td_error: Tensor) -> None:
+        """Take in one update: the loss's STATS and the gradient's norm."""
+        self._log.index_copy_(0, self._place, torch.cat([stats, grad_norm.view(1)])[None])
+        self._place.add_(1).remainder_(self.window)
+        self._count += 1
         self._td_error.copy_(td_error)
 
     def read(self) -> tuple[dict[str, float], list[str]]:
         """The numbers by name and what was not finite in skipped updates; then begin anew. Waits for the device.
 
-        Quantiles of the TD errors' sizes are those of the last update. Without updates their numbers are left out.
+        Means are over the updates that were taken, `q/max` is the largest of them; quantiles of the TD errors' sizes
+        are those of the last update. Without updates their numbers are left out.
         """
-        updates, kept = int(self._updates.item()), int(self._kept.item())
-        numbers = {"update/count": float(updates), "fault/skipped_updates": float(updates - kept)}
+        updates = int(self._count)
+        rows = self._log[: min(updates, self.window)].cpu()
+        kept = rows[:, [0, -1]].isfinite().all(1)
+        numbers = {"update/count": float(updates), "fault/skipped_updates": float(len(rows) - int(kept.sum()))}
         if updates:
-            numbers |= dict(zip(NAMES, (self._sums / self._kept).tolist(), strict=True))
-            numbers["q/max"] = self._q_max.item() if kept else math.nan
-            parts = torch.tensor([0.5, 0.9, 1.0], device=self._td_error.device)
-            tails = torch.quantile(self._td_error.abs(), parts).tolist()
+            numbers |= dict(zip(NAMES, rows[kept].double().mean(0).tolist(), strict=True))
+            numbers["q/max"] = float(rows[kept, NAMES.index("q/max")].max()) if kept.any() else math.nan
+            tails = torch.quantile(self._td_error.abs().cpu(), torch.tensor([0.5, 0.9, 1.0])).tolist()
             numbers |= dict(zip(("td/p50", "td/p90", "td/max"), tails, strict=True))
-        faults: list[str] = []
-        if updates > kept:
-            faults = [name for name, n in zip((*STATS, "gradient"), self._bad.tolist(), strict=True) if n]
-        for tensor in (self._sums, self._bad, self._updates, self._kept):
-            tensor.zero_()
-        self._q_max.fill_(-math.inf)
-        return numbers, faults
+        bad = (~rows.isfinite()).any(0).tolist()
+        self._place.zero_()
+        self._count.zero_()
+        return numbers, [name for name, is_bad in zip((*STATS, "gradient"), bad, strict=True) if is_bad]
 
 
 class ReturnCheck:
