@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from sharpwave.envs.base import Observation
 from sharpwave.nn.noisy import NoisyLinear, scaled_noise
+from sharpwave.ops._backends import choose
 from sharpwave.ops.q_mlp import WIDEST, q_mlp
 
 NetworkKind = Literal["auto", "mlp", "nature", "impala"]
@@ -87,7 +88,7 @@ class QNetwork(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """(B, *shape) or (B, frames, *shape) -> (B, A) float32, or (B, A, atoms) logits."""
         x = self._prepared(obs)
-        if self._is_narrow and x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type):
+        if self._is_narrow and choose("q_mlp", x.device.type) == "triton" and not torch.is_autocast_enabled("cuda"):
             return self._narrow(x)
         x = self.trunk(x)
         x = F.relu(self.stream(x.flatten(1)))
