@@ -17,7 +17,7 @@ import sharpwave
 from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.cli import COMMANDS, main
 from sharpwave.ops import _backends
-from sharpwave.run import checkpoint, loop, options, parity, rundir
+from sharpwave.run import checkpoint, loop, options, parity, presets, rundir
 from sharpwave.run import config as configs
 from sharpwave.run.errors import UserError
 from tests.run import stub
@@ -207,7 +207,7 @@ def test_train_evaluates_and_says_how_to_go_on(capfd):
     )
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == f"sharpwave {sharpwave.__version__}: ppo sharpwave/CartPole seed 0 on cpu"
-    assert lines[1].startswith("backends: advantage cpu, cdf cpu")
+    assert lines[1].startswith("backends: adam_step cpu, advantage cpu, cdf cpu")
     assert lines[2] == "run directory: a b"
     assert lines[3].startswith("epoch 1/2  step 32  SPS ")
     assert lines[-5].startswith("epoch 2/2  step 64  SPS ")
@@ -256,7 +256,7 @@ def test_what_is_recorded():
 def test_defaults_preset_file_command_line(monkeypatch):
     """epochs is set in all four places, rate in three, note in two, and seed in none but the defaults."""
     preset = {"epochs": 2, "rate": 0.2, "note": "preset", "env_kwargs": {"max_episode_steps": 50}}
-    monkeypatch.setitem(configs.PRESETS, ("stub", "sharpwave/CartPole"), preset)
+    monkeypatch.setitem(presets.PRESETS, ("stub", "sharpwave/CartPole"), preset)
     Path("c.toml").write_text('epochs = 3\nrate = 0.3\nenv = "sharpwave/CartPole"\n')
     argv = ["train", "stub", "--config", "c.toml", "--epochs", "4", "--eval-episodes", "0", "--run-dir", "x"]
     assert main([*argv, "--env-kwargs", "max_episode_steps=60"]) == 0
@@ -335,7 +335,7 @@ def test_every_command_has_help(capfd, command):
 
 
 def test_help_shows_the_presets_values(capfd, monkeypatch):
-    monkeypatch.setitem(configs.PRESETS, ("stub", "Known"), {"epochs": 321})
+    monkeypatch.setitem(presets.PRESETS, ("stub", "Known"), {"epochs": 321})
     assert main(["train", "stub", "--env", "Known", "--help"]) == 0
     assert "(default: 321)" in " ".join(capfd.readouterr().out.split())
 

@@ -5,7 +5,7 @@ import torch
 
 from sharpwave.envs import Observation
 from sharpwave.nn.noisy import NoisyLinear, scaled_noise
-from sharpwave.nn.q_network import QNetwork, greedy
+from sharpwave.nn.q_network import FirstConv2d, QNetwork, greedy
 
 IMAGE = Observation((36, 36), torch.uint8)
 
@@ -56,6 +56,20 @@ def test_observations_are_left_as_they_are_and_bytes_divided(gen):
     kept = once.clone()
     floats(once)
     assert torch.equal(once, kept)
+
+
+@pytest.mark.parametrize("size, kernel, stride, patch", [((36, 40), 8, 4, 4), ((37, 40), 8, 4, 1), ((9, 9), 3, 1, 1)])
+def test_patches_as_channels_are_the_same_convolution(size, kernel, stride, patch, gen):
+    first = FirstConv2d(3, 5, kernel, stride, size, 1 / 255).double()
+    assert first.patch == patch
+    x = torch.randint(0, 256, (2, 3, *size), generator=gen).to(torch.uint8)
+    plain = torch.nn.Conv2d(3, 5, kernel, stride).double()
+    plain.load_state_dict(first.state_dict())
+    out, want = first(first.prepare(x, torch.float64)), plain(x.double() / 255)
+    assert torch.allclose(out, want, atol=1e-6)
+    out.square().sum().backward()
+    want.square().sum().backward()
+    assert torch.allclose(first.weight.grad, plain.weight.grad, rtol=1e-4)
 
 
 @pytest.mark.parametrize("atoms", [1, 5])

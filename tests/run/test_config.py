@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sharpwave.run import config as configs
+from sharpwave.run import presets
 from sharpwave.run.config import RunConfig
 from sharpwave.run.errors import UserError
 from tests.run.stub import StubConfig, fields
@@ -17,7 +18,7 @@ from tests.run.stub import StubConfig, fields
 @pytest.fixture(autouse=True)
 def stub(monkeypatch):
     monkeypatch.setitem(configs.ALGORITHMS, "stub", ("tests.run.stub:StubConfig", "tests.run.stub:Stub"))
-    monkeypatch.setitem(configs.PRESETS, ("stub", "Known"), {"rate": 2.0, "epochs": 20, "env_kwargs": {"a": 1, "b": 2}})
+    monkeypatch.setitem(presets.PRESETS, ("stub", "Known"), {"rate": 2.0, "epochs": 20, "env_kwargs": {"a": 1, "b": 2}})
 
 
 def test_file_over_preset(tmp_path):
@@ -35,8 +36,15 @@ def test_the_command_lines_environment_decides_the_preset(tmp_path):
     assert configs.layers("stub", None, None) == ({}, None)
 
 
+def test_presets_of_a_family():
+    pong = presets.preset("dqn", "ALE/Pong-v5")
+    assert pong["frame_stack"] == 4 and presets.preset("dqn", "ALE/Breakout-v5") is pong
+    assert presets.preset("ppo", "ALE/Pong-v5") == presets.preset("dqn", "ALE") == {}
+    assert presets.preset("dqn", "CartPole-v1")["tau"] == 0.01
+
+
 def test_presets_name_real_settings():
-    for (algorithm, env), preset in configs.PRESETS.items():
+    for (algorithm, env), preset in presets.PRESETS.items():
         cls = configs.config_class(algorithm)
         configs.check(cls(env=env, **configs.coerce_all(cls, preset, "preset")))
 

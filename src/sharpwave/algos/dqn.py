@@ -260,11 +260,13 @@ class DQN:
         self.policy.draw_noise(1, self.noise_generator)
         self.target.draw_noise(1, self.noise_generator)
         next_output = None
+        with self._autocast():
+            following = self.policy.prepare(batch.next_obs)
         with self._side[0](), torch.no_grad(), self._autocast():
-            next_target = self.target(batch.next_obs)
+            next_target = self.target.output(following)
         if config.double:
             with self._side[1](), torch.no_grad(), self._autocast():
-                next_output = self.policy(batch.next_obs)
+                next_output = self.policy.output(following)
         with self._autocast():
             output = self.policy(batch.obs)
         for side in self._side:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sharpwave.run.config import RunConfig
 from sharpwave.run.errors import UserError
@@ -12,6 +12,16 @@ from sharpwave.run.errors import UserError
 @dataclass(frozen=True)
 class DQNConfig(RunConfig):
     """Double DQN with n-step returns and dueling heads on prioritized replay."""
+
+    GROUPS: ClassVar = {
+        "env": "experiment",
+        "total_steps": "amount",
+        "buffer_size": "replay",
+        "lr": "optimizer",
+        "gamma": "returns",
+        "epsilon_start": "exploration",
+        "network": "network",
+    }
 
     env: str
     """Environment with one discrete action: a Gymnasium id (CartPole-v1), a native one (sharpwave/CartPole), or
@@ -89,6 +99,9 @@ class DQNConfig(RunConfig):
     epsilon_fraction: float = 0.2
     """Part of the run in which epsilon falls linearly from its start to its end."""
 
+    noisy: bool = False
+    """Explore by noise of learnt size on the last layers (Fortunato et al. 2018); epsilon is then 0."""
+
     network: Literal["auto", "mlp", "nature", "impala"] = "auto"
     """Network: linear layers, convolutions of Mnih et al. 2015, or residual ones of Espeholt et al. 2018. auto: nature
     for images, mlp for anything else."""
@@ -98,8 +111,6 @@ class DQNConfig(RunConfig):
     """Hidden layers of the MLP; the others have one after the convolutions."""
     dueling: bool = True
     """Value and advantage in streams of their own (Wang et al. 2016)."""
-    noisy: bool = False
-    """Explore by noise of learnt size on the last layers (Fortunato et al. 2018); epsilon is then 0."""
     atoms: int = 1
     """1 learns expected values; more learn their distribution over so many atoms, 51 in C51 (Bellemare et al. 2017)."""
     v_min: float = -10.0

@@ -73,7 +73,8 @@ class QNetwork(nn.Module):
         else:
             channels, height, pixels = image
             make = _nature if kind == "nature" else _impala
-            self.trunk, features = make(channels * frames, (height, pixels))
+            scale = 1 / 255 if observation.dtype == torch.uint8 else 1.0
+            self.trunk, features = make(channels * frames, (height, pixels), scale)
         linear = NoisyLinear if noisy else nn.Linear
         streams = 2 if dueling else 1
         self.stream = linear(features, hidden * streams)
@@ -87,7 +88,10 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """(B, *shape) or (B, frames, *shape) -> (B, A) float32, or (B, A, atoms) logits."""
-        x = self._prepared(obs)
+        return self.output(self.prepare(obs))
+
+    def output(self, x: Tensor) -> Tensor:
+        """What `forward` gives, of observations that `prepare` has made ready: for two networks of one shape, once."""
         if self._is_narrow and choose("q_mlp", x.device.type) == "triton" and not torch.is_autocast_enabled("cuda"):
             return self._narrow(x)
         x = self.trunk(x)
@@ -122,8 +126,12 @@ class QNetwork(nn.Module):
         for m in self._noisy:
             m.set_noise(None)
 
-    def _prepared(self, obs: Tensor) -> Tensor:
-        """As the trunk reads it: (B, entries), or (B, C, H, W) in memory order (B, H, W, C)."""
+    @torch.no_grad()
+    def prepare(self, obs: Tensor) -> Tensor:
+        """Observations as the trunk reads them: (B, entries) float32, or images as `FirstConv2d` has them.
+
+        Images keep their values: whole numbers up to 255 are exact in bfloat16, and the first layer divides bytes.
+        """
         if not self.is_image:
             x = obs.reshape(len(obs), -1)
             return x.float() / 255 if obs.dtype == torch.uint8 else x.to(self.stream.weight.dtype)
@@ -137,9 +145,41 @@ class QNetwork(nn.Module):
         dtype = self.stream.weight.dtype
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
-        scaled = obs.dtype == torch.uint8
-        x = x.to(dtype, memory_format=torch.channels_last)
-        return x.mul_(1 / 255) if scaled else x
+        first: Any = self.trunk[0]
+        return first.prepare(x, dtype)
+
+
+class FirstConv2d(nn.Conv2d):
+    """A convolution on images as the environment gives them.
+
+    Where its kernel is twice its stride, and the image whole strides wide and high, patches of stride x stride pixels
+    become channels and the kernel 2 x 2. The sums are the same, and of 16 times as many channels, which tensor cores
+    want in eights: four frames are too few.
+
+    Args:
+        scale: of the pixels; 1 / 255 for bytes.
+    """
+
+    def __init__(
+        self, channels: int, out: int, kernel: int, stride: int, size: tuple[int, int], scale: float, **options
+    ):
+        super().__init__(channels, out, kernel, stride, **options)
+        self.scale = scale
+        self.patch = stride if kernel == 2 * stride and not any(pixels % stride for pixels in size) else 1
+
+    def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """(B, C, H, W) -> (B, C patch patch, H / patch, W / patch), channels last in memory."""
+        p = self.patch
+        x = x.unflatten(3, (-1, p)).unflatten(2, (-1, p)).permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, p, p)
+        x = x.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        return x.flatten(3).permute(0, 3, 1, 2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, p = self.weight if self.scale == 1 else self.weight * self.scale, self.patch
+        if p == 1:
+            return self._conv_forward(input, weight, self.bias)
+        weight = weight.unflatten(3, (2, p)).unflatten(2, (2, p)).permute(0, 2, 4, 1, 3, 5)  # (out, 2, 2, C, p, p)
+        return F.conv2d(input, weight.flatten(3).permute(0, 3, 1, 2), self.bias)
 
 
 def greedy(output: Tensor, atoms: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -170,12 +210,11 @@ def _mlp(width: int, hidden: int, layers: int) -> tuple[nn.Sequential, int]:
     return nn.Sequential(*parts), width
 
 
-def _nature(channels: int, size: tuple[int, int]) -> tuple[nn.Sequential, int]:
+def _nature(channels: int, size: tuple[int, int], scale: float) -> tuple[nn.Sequential, int]:
     if min(size) >= 36:
-        convolutions = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2)]
-        convolutions.append(nn.Conv2d(64, 64, 3, 1))
+        convolutions = [FirstConv2d(channels, 32, 8, 4, size, scale), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)]
     else:
-        convolutions = [nn.Conv2d(channels, 32, 3, 1), nn.Conv2d(32, 64, 3, 1)]
+        convolutions = [FirstConv2d(channels, 32, 3, 1, size, scale), nn.Conv2d(32, 64, 3, 1)]
     parts: list[nn.Module] = []
     for convolution in convolutions:
         parts += [convolution, nn.ReLU()]
@@ -208,10 +247,14 @@ class _Residual(nn.Module):
         return x + self.second(F.relu(self.first(F.relu(x))))
 
 
-def _impala(channels: int, size: tuple[int, int]) -> tuple[nn.Sequential, int]:
+def _impala(channels: int, size: tuple[int, int], scale: float) -> tuple[nn.Sequential, int]:
     parts: list[nn.Module] = []
     for out in (16, 32, 32):
-        parts += [nn.Conv2d(channels, out, 3, padding=1), nn.MaxPool2d(3, 2, 1), _Residual(out), _Residual(out)]
+        if not parts:
+            parts.append(FirstConv2d(channels, out, 3, 1, size, scale, padding=1))
+        else:
+            parts.append(nn.Conv2d(channels, out, 3, padding=1))
+        parts += [nn.MaxPool2d(3, 2, 1), _Residual(out), _Residual(out)]
         channels, size = out, ((size[0] + 1) // 2, (size[1] + 1) // 2)
     parts.append(nn.ReLU())
     return _channels_last_weights(parts), channels * math.prod(size)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from sharpwave.run.errors import UserError
-from sharpwave.run.presets import PRESETS
+from sharpwave.run.presets import preset
 
 # name -> where its settings dataclass and its trainer are, each imported when asked for
 ALGORITHMS = {
@@ -89,8 +89,8 @@ def layers(algorithm: str, file: Path | None, env: str | None) -> tuple[dict[str
     given = read_file(file) if file is not None else {}
     given = coerce_all(config_class(algorithm), given, str(file))
     env = env if env is not None else given.get("env")
-    preset = PRESETS.get((algorithm, env), {}) if env is not None else {}
-    return merge(preset, given, {"env": env} if env is not None else {}), env
+    below = preset(algorithm, env) if env is not None else {}
+    return merge(below, given, {"env": env} if env is not None else {}), env
 
 
 def merge(*settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,10 +17,49 @@ _PENDULUM = {
     "normalize_reward": True,
 }
 
+# Values of up to 10, and a target network that follows smoothly: with copies every 100 to 200 updates one seed in three
+# ended below 400.
+_CARTPOLE_DQN = {
+    "total_steps": 50_000,
+    "buffer_size": 50_000,
+    "batch_size": 128,
+    "reward_scale": 0.1,
+    "lr": 1e-3,
+    "lr_schedule": "linear",
+    "target_interval": 1,
+    "tau": 0.01,
+}
+# Single frames, which the replay keeps once, and what Hessel et al. 2018 settled on, for many environments at once.
+_ATARI_DQN = {
+    "env_kwargs": {"stack_num": 1},
+    "frame_stack": 4,
+    "reward_clip": 1.0,
+    "hidden": 512,
+    "total_steps": 10_000_000,
+    "buffer_size": 1_000_000,
+    "learning_starts": 80_000,
+    "updates_per_step": 0.0625,
+    "lr": 1e-4,
+    "adam_eps": 1.5e-4,
+    "target_interval": 1000,
+    "epsilon_end": 0.01,
+    "epsilon_fraction": 0.1,
+}
+
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("ppo", "CartPole-v1"): _CARTPOLE,
     ("ppo", "sharpwave/CartPole"): _CARTPOLE,
     ("ppo", "sharpwave/CueRecall"): _CUE_RECALL,
     ("ppo", "Acrobot-v1"): _ACROBOT,
     ("ppo", "Pendulum-v1"): _PENDULUM,
+    ("dqn", "CartPole-v1"): _CARTPOLE_DQN,
+    ("dqn", "sharpwave/CartPole"): _CARTPOLE_DQN,
+    ("dqn", "ALE/*"): _ATARI_DQN,
 }
+
+
+def preset(algorithm: str, env: str) -> dict[str, Any]:
+    """The settings for an environment: those of its own name, else of its family ("ALE/*"), else none."""
+    namespace, slash, _ = env.partition("/")
+    family = f"{namespace}/*" if slash else env
+    return PRESETS.get((algorithm, env), PRESETS.get((algorithm, family), {}))

@@ -23,6 +23,15 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "reward_scale": {"low": 0.003, "high": 1.0, "log": True},
         "replay_ratio": {"low": 0.5, "high": 4.0, "log": True},
     },
+    "dqn": {
+        "lr": {"low": 5e-5, "high": 5e-3, "log": True},
+        "gamma": {"choices": [0.95, 0.98, 0.99, 0.995]},
+        "n_step": {"choices": [1, 3, 5]},
+        "target_interval": {"low": 50, "high": 5000, "log": True},
+        "epsilon_end": {"low": 0.01, "high": 0.1, "log": True},
+        "reward_scale": {"low": 0.01, "high": 1.0, "log": True},
+        "updates_per_step": {"low": 0.1, "high": 1.0, "log": True},
+    },
 }
 
 
