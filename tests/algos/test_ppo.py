@@ -510,3 +510,17 @@ class TestParts:
         )
         assert torch.equal(a[:, :-1], want)
         train(agent)
+
+
+def test_the_histogram_is_of_the_segments_priorities():
+    from sharpwave.algos.ppo_metrics import log_histogram
+
+    values = torch.tensor([0.0, 0.001, 0.001, 0.1, 10.0, float("nan")])
+    low, high, counts = log_histogram(values, bins=4)
+    # log10: -3, -3, -1, 1; bins of width 1 from -3: the last one holds its upper end.
+    assert (low, high) == (pytest.approx(0.001), pytest.approx(10.0)) and counts == [2, 0, 1, 1]
+    assert log_histogram(torch.zeros(3)) is None
+    trainer = PPO(PPOConfig(env="sharpwave/CartPole", num_envs=8, horizon=8, minibatch=32, total_steps=64, hidden=8))
+    trainer.train_epoch()
+    low, high, counts = trainer.histograms()["priorities"]
+    assert 0 < low <= high and sum(counts) == 8

@@ -92,6 +92,63 @@ def test_the_dashboard_shows_everything():
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is shown again
 
 
+def test_memory_priorities_and_trend():
+    out = console(True)
+    dashboard = Dashboard(out, num_epochs=50)
+    dashboard.start(0, 0)
+    memory = {"memory/reserved_gib": 3.0, "memory/device_used_gib": 12.34, "memory/device_gib": 140.0}
+    asked = []
+
+    def histograms():
+        asked.append(True)
+        return {"priorities": (0.001, 20.0, [0, 1, 2, 4])}
+
+    for epoch, value in ((1, 0.0), (2, math.nan), (3, 50.0), (50, 100.0)):
+        dashboard.update(100, epoch, {**METRICS, **memory, "episode/return": value}, PHASES, histograms)
+    text = out.file.getvalue()
+    assert "12.3 of 140 GiB" in text and "reserved_gib" not in text
+    assert "▁▃▅█" in text and "1.0e-03 to 2.0e+01, log" in text
+    assert "▁▅█" in text.rpartition("trend")[2]  # 0, 50, 100
+    # Only what is drawn is asked for: the first picture and the last, for the others came too soon after the first.
+    assert len(asked) == 2
+    dashboard.close()
+
+
+def test_bars():
+    assert displays.bars([0, 1, 7], 0) == "▁▂█"
+    assert displays.bars([3, 3], 3) == "▁▁" and displays.bars([], 0) == ""
+    assert displays.bars([0, 0], 0) == "▁▁"
+
+
+def test_a_stop_is_told_at_once_and_stays(tmp_path):
+    def written():
+        return (tmp_path / "terminal").read_bytes().decode()
+
+    with (tmp_path / "terminal").open("w+", newline="") as file:
+        out = Console(file=file, force_terminal=True, width=40, color_system=None)
+        dashboard = Dashboard(out, num_epochs=50)
+        dashboard.start(0, 0)
+        dashboard.update(100, 1, METRICS, PHASES)
+        file.flush()
+        before = written()
+        assert before.endswith("\n" + displays.HINT[:39])  # the last line, cut to the width
+        dashboard.stopping()
+        told = written().removeprefix(before)
+        # In place of the last line, and no line more: the picture is redrawn over itself.
+        assert told == f"\r\x1b[K\x1b[1;33m{displays.STOPPING[:39]}\x1b[0m"
+        dashboard.update(100, 50, METRICS, PHASES)
+        dashboard.close()
+        file.flush()
+        assert displays.STOPPING[:38] in written().removeprefix(before + told)
+
+
+def test_plain_lines_tell_a_stop(capfd):
+    Plain(console(False), 10).stopping()
+    assert capfd.readouterr().err == f"sharpwave: {displays.STOPPING}\n"
+    displays.Silent().stopping()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_cursor_is_visible_while_it_runs():
     """A second Ctrl-C ends the process at once, and nobody could bring the cursor back."""
     out = console(True)

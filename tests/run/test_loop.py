@@ -151,7 +151,7 @@ class Shown:
     def start(self, step, epoch):
         self.calls.append(("start", step, epoch))
 
-    def update(self, step, epoch, metrics, phases):
+    def update(self, step, epoch, metrics, phases, histograms=None):
         self.calls.append(("update", step, epoch, metrics["walk/mean"], phases["rollout"]))
 
     def message(self, text):

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from sharpwave.algos.ppo_config import PPOConfig
-from sharpwave.algos.ppo_metrics import UpdateMetrics
+from sharpwave.algos.ppo_metrics import UpdateMetrics, log_histogram
 from sharpwave.algos.segments import Segments, segment_advantage, segment_priority
 from sharpwave.envs.base import Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
@@ -290,6 +290,13 @@ class PPO:
     def faults(self) -> list[str]:
         """What was not finite in the updates that the last `metrics` call counted as skipped; empty when none was."""
         return self._faults
+
+    @torch.no_grad()
+    def histograms(self) -> dict[str, tuple[float, float, list[float]]]:
+        """Of the segments' priorities now, for the dashboard. Waits for the device."""
+        priority = segment_priority(segment_advantage(self.segments, self.config), self.config.alpha)
+        found = log_histogram(priority)
+        return {} if found is None else {"priorities": found}
 
     def phases(self) -> dict[str, float]:
         """Seconds by phase since the last call."""

@@ -57,3 +57,15 @@ class UpdateMetrics:
         ):
             counter.zero_()
         return numbers, faults
+
+
+def log_histogram(values: Tensor, bins: int = 16) -> tuple[float, float, list[float]] | None:
+    """(lowest, highest, counts) of the positive ones among `values`, in bins even in the logarithm; None if none is.
+
+    Waits for the device.
+    """
+    logs = values[values > 0].log10()
+    if not logs.numel():
+        return None
+    low, high = logs.min().item(), logs.max().item()
+    return 10**low, 10**high, torch.histc(logs.float().cpu(), bins, low, high).tolist()

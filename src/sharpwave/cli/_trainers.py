@@ -1,6 +1,5 @@
 """What the commands share that make a trainer: making it, training it, and letting it play."""
 
-import os
 import shlex
 import signal
 from pathlib import Path
@@ -40,7 +39,7 @@ def train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
     if trainer.device.type == "cpu" and not any(Path(sharpwave.__file__).parent.rglob("*.nbc")):
         header.append("compiling the CPU's kernels: this once, the first epoch takes up to a minute longer")
     display = displays.make(displays.SurvivingConsole(), trainer.num_epochs, header)
-    with StopRequest(_say_stopping) as stop:
+    with StopRequest(display.stopping) as stop:
         try:
             complete = loop.run(trainer, run_dir, resume=resume, display=display, stop=stop)
         finally:
@@ -54,11 +53,6 @@ def train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
     if config.eval_episodes:
         print(play(trainer, config.eval_episodes, config.seed, deterministic=True))
     return 0
-
-
-def _say_stopping() -> None:
-    # A signal may arrive in the middle of a print, whose stream then refuses another: this goes past it.
-    os.write(2, b"sharpwave: stopping after this epoch, with a checkpoint; once more ends it at once\n")
 
 
 def play(trainer: Any, episodes: int, seed: int, deterministic: bool) -> str:

@@ -3,9 +3,11 @@
 Only this module and the command line print.
 """
 
+import contextlib
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -21,6 +23,15 @@ REFRESH = 0.25  # seconds between two pictures: a table costs a millisecond to l
 SMOOTH = 10.0  # seconds over which steps per second are averaged
 
 
+HINT = "Ctrl-C stops after an epoch, with a checkpoint"
+STOPPING = "stopping after this epoch, with a checkpoint; once more ends it at once"
+BLOCKS = "▁▂▃▄▅▆▇█"
+TREND = 24  # values of the return's trend
+
+Histograms = Callable[[], Mapping[str, tuple[float, float, Sequence[float]]]]
+"""{name: (lowest value, highest value, count of each bin)}, bins even in the logarithm."""
+
+
 class Display(Protocol):
     """Where the loop shows its progress."""
 
@@ -28,12 +39,26 @@ class Display(Protocol):
         """Called once, where training begins or goes on."""
         ...
 
-    def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
-        """Called after each logged epoch: `metrics` as logged, `phases` in seconds since the last call."""
+    def update(
+        self,
+        step: int,
+        epoch: int,
+        metrics: Mapping[str, float],
+        phases: Mapping[str, float],
+        histograms: Histograms | None = None,
+    ) -> None:
+        """Called after each logged epoch: `metrics` as logged, `phases` in seconds since the last call.
+
+        `histograms` is called where they are shown, and only then, for it waits for the device.
+        """
         ...
 
     def message(self, text: str) -> None:
         """A line that stays: where something was saved, that a stop was requested."""
+        ...
+
+    def stopping(self) -> None:
+        """A stop was requested. Called from a signal's handler, maybe in the middle of another call."""
         ...
 
     def close(self) -> None: ...
@@ -56,10 +81,20 @@ class Silent:
     def start(self, step: int, epoch: int) -> None:
         return
 
-    def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
+    def update(
+        self,
+        step: int,
+        epoch: int,
+        metrics: Mapping[str, float],
+        phases: Mapping[str, float],
+        histograms: Histograms | None = None,
+    ) -> None:
         return
 
     def message(self, text: str) -> None:
+        return
+
+    def stopping(self) -> None:
         return
 
     def close(self) -> None:
@@ -114,7 +149,14 @@ class Plain:
             self.message(line)
         self._rate.update(step, epoch)
 
-    def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
+    def update(
+        self,
+        step: int,
+        epoch: int,
+        metrics: Mapping[str, float],
+        phases: Mapping[str, float],
+        histograms: Histograms | None = None,
+    ) -> None:
         self._rate.update(step, epoch)
         now = time.perf_counter()
         if now - self._last < self._interval and epoch < self._num_epochs:
@@ -136,12 +178,16 @@ class Plain:
     def message(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
+    def stopping(self) -> None:
+        # A print that the signal interrupted would refuse another: this goes past it.
+        os.write(2, f"sharpwave: {STOPPING}\n".encode())
+
     def close(self) -> None:
         return
 
 
 class Dashboard:
-    """A table that is redrawn in place: progress, numbers by group, and phases as bars."""
+    """A picture that is redrawn in place: progress, numbers by group, memory, priorities, and phases as bars."""
 
     def __init__(self, console: Console, num_epochs: int, header: Sequence[str] = ()):
         self._console = console
@@ -149,6 +195,8 @@ class Dashboard:
         self._header = header
         self._rate = Rate(num_epochs)
         self._phases: dict[str, float] = {}
+        self._trend: deque[float] = deque(maxlen=TREND)
+        self._is_stopping = False
         self._drawn = -math.inf
         # The cursor stays visible: a second Ctrl-C ends the process at once, with nobody left to bring it back.
         self._live = Live(console=console, auto_refresh=False)
@@ -160,22 +208,39 @@ class Dashboard:
         self._live.start()
         self._console.show_cursor(True)
 
-    def update(self, step: int, epoch: int, metrics: Mapping[str, float], phases: Mapping[str, float]) -> None:
+    def update(
+        self,
+        step: int,
+        epoch: int,
+        metrics: Mapping[str, float],
+        phases: Mapping[str, float],
+        histograms: Histograms | None = None,
+    ) -> None:
         self._rate.update(step, epoch)
         for name, seconds in phases.items():
             self._phases[name] = 0.8 * self._phases.get(name, seconds) + 0.2 * seconds
+        if math.isfinite(metrics.get("episode/return", math.nan)):
+            self._trend.append(metrics["episode/return"])
         now = time.perf_counter()
         if now - self._drawn >= REFRESH or epoch >= self._num_epochs:
             self._drawn = now
-            self._live.update(self._picture(step, epoch, metrics), refresh=True)
+            found = histograms() if histograms is not None else {}
+            self._live.update(self._picture(step, epoch, metrics, found), refresh=True)
 
     def message(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
+    def stopping(self) -> None:
+        self._is_stopping = True
+        # Over the picture's last line, where the cursor is, and not through the console, which may be printing now.
+        line = f"\r\x1b[K\x1b[1;33m{STOPPING[: self._console.width - 1]}\x1b[0m"
+        with contextlib.suppress(OSError, ValueError):
+            os.write(self._console.file.fileno(), line.encode())
+
     def close(self) -> None:
         self._live.stop()
 
-    def _picture(self, step: int, epoch: int, metrics: Mapping[str, float]) -> Group:
+    def _picture(self, step: int, epoch: int, metrics: Mapping[str, float], histograms: Mapping[str, tuple]) -> Group:
         head = Table.grid(padding=(0, 2))
         head.add_row(
             ProgressBar(total=self._num_epochs, completed=epoch, width=BAR),
@@ -185,9 +250,16 @@ class Dashboard:
             f"SPS {count(self._rate.per_second)}",
             f"left {duration(self._rate.seconds_left)}",
         )
-        tables = [self._group(name, items) for name, items in groups(metrics).items()]
+        memory = {name: value for name, value in metrics.items() if name.startswith("memory/")}
+        tables = [self._group(name, items) for name, items in groups(metrics).items() if name != "memory"]
+        tables += [_histogram(name, *histogram) for name, histogram in histograms.items()]
+        if {"memory/device_used_gib", "memory/device_gib"} <= memory.keys():
+            tables.append(_memory(memory["memory/device_used_gib"], memory["memory/device_gib"]))
+        # Last, for a stop is announced over it.
+        last = Text(STOPPING, style="bold yellow") if self._is_stopping else Text(HINT, style="dim")
+        last.truncate(self._console.width - 1)
         # Columns break into rows where the terminal is narrow.
-        return Group(head, Columns([*tables, self._phase_bars()], padding=(1, 3)))
+        return Group(head, Columns([*tables, self._phase_bars()], padding=(1, 3)), Text(), last)
 
     def _group(self, name: str, items: Mapping[str, float]) -> Table:
         table = _grid(name, columns=2)
@@ -195,6 +267,8 @@ class Dashboard:
             table.add_row(
                 label, Text(number(value, name), justify="right", style="" if math.isfinite(value) else "bold red")
             )
+        if name == "episode" and len(self._trend) > 1:
+            table.add_row("trend", Text(bars(list(self._trend), min(self._trend)), style="green"))
         return table
 
     def _phase_bars(self) -> Table:
@@ -205,6 +279,20 @@ class Dashboard:
                 name, ProgressBar(total=whole, completed=seconds, width=BAR // 2), f"{100 * seconds / whole:3.0f}%"
             )
         return table
+
+
+def _histogram(name: str, low: float, high: float, counts: Sequence[float]) -> Table:
+    table = _grid(name, columns=1)
+    table.add_row(Text(bars(counts, 0.0), style="magenta"))
+    table.add_row(f"{low:.1e} to {high:.1e}, log")
+    return table
+
+
+def _memory(used: float, whole: float) -> Table:
+    table = _grid("GPU memory", columns=1)
+    table.add_row(ProgressBar(total=whole, completed=used, width=BAR // 2))
+    table.add_row(f"{used:.1f} of {whole:.0f} GiB")
+    return table
 
 
 def _grid(title: str, columns: int) -> Table:
@@ -254,6 +342,13 @@ def groups(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 def number(value: float, group: str = "") -> str:
     """Four significant digits. Of episodes, NaN is "-": none has ended yet, and nothing is wrong."""
     return "-" if group == "episode" and math.isnan(value) else f"{value:.4g}"
+
+
+def bars(values: Sequence[float], low: float) -> str:
+    """A letter for each value, its height from `low` to the largest: "▁▃█"."""
+    high = max(values, default=low)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((value - low) * scale)] for value in values)
 
 
 def count(value: float) -> str:

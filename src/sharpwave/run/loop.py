@@ -55,6 +55,8 @@ class Trainer(Agent, Protocol):
         """Seconds by phase since the last call (`PhaseTimer.take`)."""
         ...
 
+    # A trainer may have `histograms()`, see `display.Histograms`, for the dashboard.
+
     def state_dict(self) -> dict[str, Any]:
         """All that the rest of the run depends on: nested dicts of what `checkpoint.flatten` takes."""
         ...
@@ -130,10 +132,12 @@ def run(
                     metrics["time/elapsed"] = now - began
                     metrics["time/sps"] = (trainer.global_step - last_step) / (now - last_time)
                     metrics |= {f"time/{name}": seconds for name, seconds in phases.items()}
+                    metrics |= _memory(trainer.device)
                     last_step, last_time = trainer.global_step, now
                     log.write(trainer.global_step, trainer.epoch, metrics)
                     trackers.write(trainer.global_step, metrics)
-                    display.update(trainer.global_step, trainer.epoch, metrics, phases)
+                    histograms = getattr(trainer, "histograms", None)
+                    display.update(trainer.global_step, trainer.epoch, metrics, phases, histograms)
                     if metrics.get("fault/skipped_updates"):
                         display.message(_fault(trainer, metrics["fault/skipped_updates"]))
                 if save:
@@ -199,6 +203,15 @@ def _refuse_other_settings(config: Any, saved: Mapping[str, Any], path: Path) ->
             f"the settings are not those of checkpoint {path}: {'; '.join(changed)}; put config.json back as it was, "
             "or begin a new run with --config"
         )
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    """GiB that PyTorch has reserved, that are used on the whole device, and that it has; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    sizes = {"reserved": torch.cuda.memory_reserved(device), "device_used": total - free, "device": total}
+    return {f"memory/{name}_gib": size / 2**30 for name, size in sizes.items()}
 
 
 def _fault(trainer: Trainer, count: float) -> str:
