@@ -328,13 +328,17 @@ class TestMasks:
 class TestFaults:
     @pytest.mark.parametrize(
         "fault, what",
-        [("raise", "raised OSError: the simulator has gone"), ("reward", "returned a NaN or infinite reward")],
+        [
+            ("raise", "raised OSError: the simulator has gone"),
+            ("hang", "raised TimeoutError: it did not return within 2 s"),
+            ("reward", "returned a NaN or infinite reward"),
+        ],
     )
     @pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_the_environment_is_named(self, fault, what, vector):
         builds = [Walk, partial(Walk, faulty_at=4, fault=fault), Walk]
-        with GymnasiumVector(vector(builds, autoreset_mode=AutoresetMode.DISABLED), name="walk") as env:
+        with GymnasiumVector(vector(builds, autoreset_mode=AutoresetMode.DISABLED), name="walk", timeout=2) as env:
             env.reset(0)
             for _ in range(3):
                 env.step(torch.zeros(3, dtype=torch.int64))

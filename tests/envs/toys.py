@@ -1,5 +1,7 @@
 """Small environments whose every transition can be told in advance."""
 
+import time
+
 import gymnasium
 import numpy as np
 import torch
@@ -38,6 +40,8 @@ class Walk(gymnasium.Env):
         if self.steps_in_all == self.faulty_at:
             if self.fault == "raise":
                 raise OSError("the simulator has gone away")
+            if self.fault == "hang":
+                time.sleep(60)
             if self.fault == "reward":
                 reward = float("nan")
             else:

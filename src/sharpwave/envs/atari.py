@@ -8,7 +8,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from sharpwave.envs.extras import needs
-from sharpwave.envs.gymnasium import GymnasiumVector, environment_seeds, make_gymnasium
+from sharpwave.envs.gymnasium import GymnasiumVector, make_gymnasium
 
 
 def make_atari(
@@ -71,14 +71,15 @@ class AtariEpisodes(VectorWrapper):
     `final_obs` is undefined where an episode ended and the game was not begun anew. There the observation is the last.
     """
 
+    takes_seeds = True
+
     def __init__(self, env: VectorEnv):
         super().__init__(env)
         self._lives = np.zeros(self.num_envs, dtype=np.int32)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None):
-        """Begin new games; `seed` is one for all."""
-        seeds: Any = np.array(environment_seeds(seed, self.num_envs)) if isinstance(seed, int) else seed
-        obs, info = self.env.reset(seed=seeds, options=options)
+        """Begin new games; `seed` is one for each, or None."""
+        obs, info = self.env.reset(seed=None if seed is None else np.array(seed), options=options)  # ty: ignore[invalid-argument-type]
         self._lives = info["lives"].copy()
         return obs, info
 

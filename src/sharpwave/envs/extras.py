@@ -32,7 +32,14 @@ _FAMILIES: list[tuple[str, str | None, tuple[str, ...], str, tuple[str, ...]]] =
     ("native", None, (), "sharpwave", ("sharpwave/CartPole", "sharpwave/Breakout", "sharpwave/CueRecall")),
     ("market bars from files", "bars", ("polars",), "polars", ("sharpwave/Bars",)),
     ("Gymnasium", None, ("gymnasium",), "gymnasium", ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1")),
+    ("MuJoCo", "mujoco", ("mujoco",), "mujoco", ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")),
+    ("Box2D", "box2d", ("Box2D",), "box2d", ("LunarLander-v3", "BipedalWalker-v3")),
     ("Atari", "atari", ("ale_py",), "ale-py", ("ALE/Pong-v5", "ALE/Breakout-v5")),
+    ("MiniGrid", "minigrid", ("minigrid",), "minigrid", ("MiniGrid-MemoryS7-v0", "MiniGrid-DoorKey-5x5-v0")),
+    ("PettingZoo", "pettingzoo", ("pettingzoo",), "pettingzoo", ("pettingzoo/classic/rps_v2",)),
+    ("EnvPool", "envpool", ("envpool",), "envpool", ("envpool/CartPole-v1", "envpool/Pong-v5")),
+    ("gymnax", "jax", ("jax", "gymnax", "six"), "gymnax", ("gymnax/CartPole-v1", "gymnax/Breakout-MinAtar")),
+    ("Craftax", "jax", ("jax", "craftax"), "craftax", ("craftax/Craftax-Symbolic-v1",)),
 ]
 
 

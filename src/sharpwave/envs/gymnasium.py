@@ -1,6 +1,7 @@
 """Gymnasium's vector environments behind this package's contract."""
 
 from collections.abc import Mapping
+from traceback import walk_tb
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from sharpwave.envs import _snapshot
 from sharpwave.envs._spaces import action_of, flattening, observation_of
+from sharpwave.envs._time_limit import time_limit
 from sharpwave.envs.base import Discrete, EnvFault, Reset, Step, VectorEnv
 from sharpwave.envs.registry import unknown
 
@@ -28,6 +30,7 @@ def make_gymnasium(
     vector_wrappers: tuple = (),
     action_mask: str | None = None,
     check_finite: bool = True,
+    timeout: float | None = None,
     **options: Any,
 ) -> "GymnasiumVector":
     """`num_envs` copies of a registered Gymnasium environment, by `gymnasium.make_vec`.
@@ -39,7 +42,7 @@ def make_gymnasium(
         vectorization_mode, vector_kwargs, wrappers: as `gymnasium.make_vec` takes them. By default an environment's own
             vector class runs where it has one and nothing is wrapped, else `SyncVectorEnv`; "async" uses processes.
         vector_wrappers: called one after the other on the vector environment made.
-        action_mask, check_finite: see `GymnasiumVector`.
+        action_mask, check_finite, timeout: see `GymnasiumVector`.
         options: go to the environment.
 
     Raises:
@@ -77,7 +80,9 @@ def make_gymnasium(
         raise ValueError(f"{name} does not take these options: {error}") from error
     for wrap in vector_wrappers:
         vector = wrap(vector)
-    return GymnasiumVector(vector, device, name=name, action_mask=action_mask, check_finite=check_finite)
+    return GymnasiumVector(
+        vector, device, name=name, action_mask=action_mask, check_finite=check_finite, timeout=timeout
+    )
 
 
 class GymnasiumVector(VectorEnv):
@@ -106,6 +111,8 @@ class GymnasiumVector(VectorEnv):
         action_mask: name of the entry of `info` that holds the legal actions, (sum(nvec),) 0 or 1 for each environment,
             for what the environment does next; environments without the entry may do anything. None: no masks.
         check_finite: raise where a reward or a floating-point observation is NaN or infinite.
+        timeout: seconds that a step or reset of all environments may take, as far as `time_limit` can interrupt them;
+            None waits for ever.
 
     Seeds: environment i of `SyncVectorEnv` and `AsyncVectorEnv` gets `environment_seeds(seed, N)[i]`; other vector
     environments get one seed for all. The same seed gives the same episodes, as far as the environments themselves do.
@@ -125,7 +132,10 @@ class GymnasiumVector(VectorEnv):
         autoreset_mode: AutoresetMode | str | None = None,
         action_mask: str | None = None,
         check_finite: bool = True,
+        timeout: float | None = None,
     ):
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"timeout must be above 0 seconds, or None; got {timeout}")
         if not isinstance(vector, gymnasium.vector.VectorEnv):
             raise TypeError(
                 f"vector must be a gymnasium.vector.VectorEnv; got a {type(vector).__name__}: put single environments "
@@ -143,7 +153,7 @@ class GymnasiumVector(VectorEnv):
         self.may_skip = is_late and not self._resets
         # Whether the arrays a step returns are its own and not written again, so that tensors may share them.
         self._fresh = vector is base and (base.copy if is_standard else type(base) is CartPoleVectorEnv)
-        self._takes_seeds = is_standard
+        self._takes_seeds = getattr(vector, "takes_seeds", is_standard)
 
         self.vector = vector
         name = name or (vector.spec.id if vector.spec is not None else str(vector))
@@ -154,6 +164,8 @@ class GymnasiumVector(VectorEnv):
         self._dtype = flat.dtype
         self._shape = (self.num_envs, *self.observation.shape)
         self._mask_key = action_mask
+        self._timeout = timeout
+        self._hung = False  # A process does not answer: it is not waited for.
         self._check_rewards = check_finite
         self._check_observations = check_finite and self.observation.dtype.is_floating_point
         self._pending = np.zeros(self.num_envs, dtype=bool)  # begin their next episode in the coming step
@@ -163,7 +175,8 @@ class GymnasiumVector(VectorEnv):
         self._pending = np.zeros(self.num_envs, dtype=bool)
         seeds = environment_seeds(seed, self.num_envs)
         try:
-            obs, info = self.vector.reset(seed=seeds if self._takes_seeds else seeds[0])  # ty: ignore[invalid-argument-type]
+            with time_limit(self._timeout):
+                obs, info = self.vector.reset(seed=seeds if self._takes_seeds else seeds[0])  # ty: ignore[invalid-argument-type]
         except Exception as error:
             raise self._raised(error) from error
         # An environment may draw from its spaces; and what a snapshot holds should follow from the seed alone.
@@ -177,7 +190,8 @@ class GymnasiumVector(VectorEnv):
     def _step(self, action: Tensor) -> Step:
         try:
             batch = self._to_gymnasium(action.numpy(force=True))
-            obs, reward, terminated, truncated, info = self.vector.step(batch)
+            with time_limit(self._timeout):
+                obs, reward, terminated, truncated, info = self.vector.step(batch)
             reward = np.array(reward, dtype=np.float32)
             terminated = np.array(terminated, dtype=bool)
             truncated = np.array(truncated, dtype=bool)
@@ -186,7 +200,8 @@ class GymnasiumVector(VectorEnv):
             next_obs = obs = self._observed(obs)
             infos = (info,)
             if any_ended and self._resets:
-                first, first_info = self.vector.reset(options={"reset_mask": ended})
+                with time_limit(self._timeout):
+                    first, first_info = self.vector.reset(options={"reset_mask": ended})
                 obs, infos = self._observed(first), (info, first_info)
         except EnvFault:
             raise
@@ -270,8 +285,14 @@ class GymnasiumVector(VectorEnv):
         base = self.vector.unwrapped
         index = None
         if isinstance(base, AsyncVectorEnv):
-            # A process that failed has had its pipe taken away.
-            index = next((i for i, pipe in enumerate(base.parent_pipes) if pipe is None), None)
+            # A process that failed has had its pipe taken away; one that hangs is the one that was waited for.
+            pipes = [None]
+            if isinstance(error, TimeoutError):
+                self._hung = True
+                pipes = [
+                    frame.f_locals["pipe"] for frame, _ in walk_tb(error.__traceback__) if "pipe" in frame.f_locals
+                ]
+            index = next((i for i, pipe in enumerate(base.parent_pipes) if pipe in pipes), None)
         elif isinstance(base, SyncVectorEnv):
             frame = error.__traceback__
             while frame is not None and index is None:
@@ -323,7 +344,10 @@ class GymnasiumVector(VectorEnv):
         return self._now
 
     def _close(self) -> None:
-        self.vector.close()
+        if self._hung:
+            self.vector.close(terminate=True)
+        else:
+            self.vector.close()
 
 
 def environment_seeds(seed: int, num_envs: int) -> list[int]:

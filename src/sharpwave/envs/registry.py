@@ -4,6 +4,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -28,9 +29,16 @@ _factories: dict[str, Factory] = {
     "sharpwave/Synthetic": Synthetic,
 }
 
-# Names "prefix/..." that a module of their own makes.
+# What a name's first word, up to "/", "-" or the like, says about who makes it; Gymnasium makes all others.
 _prefixes = {
     "ALE": "sharpwave.envs.atari:make_atari",
+    "craftax": "sharpwave.envs.jax:make_craftax",
+    "envpool": "sharpwave.envs.envpool:make_envpool",
+    "gymnax": "sharpwave.envs.jax:make_gymnax",
+    "mpe2": "sharpwave.envs.pettingzoo:make_pettingzoo",
+    "pettingzoo": "sharpwave.envs.pettingzoo:make_pettingzoo",
+    "BabyAI": "sharpwave.envs.minigrid:make_minigrid",
+    "MiniGrid": "sharpwave.envs.minigrid:make_minigrid",
 }
 
 
@@ -40,8 +48,9 @@ def register(name: str, factory: Factory) -> None:
     Args:
         name: any string that is not taken.
         factory: called as `factory(num_envs, device, **options)`, returns a `VectorEnv`, e.g. a subclass itself; or a
-            subclass of `gymnasium.Env`, called as `factory(**options)` for each environment; or a function that returns
-            a `gymnasium.vector.VectorEnv`.
+            subclass of `gymnasium.Env`, called as `factory(**options)` for each environment; or a subclass of
+            `pettingzoo.ParallelEnv`, called so for each copy; or a function that returns a
+            `gymnasium.vector.VectorEnv`.
 
     Raises:
         ValueError: the name is taken.
@@ -88,7 +97,8 @@ def make(name: str, num_envs: int, device: torch.device | str = "cpu", **options
     if name.startswith("sharpwave/"):
         raise ValueError(unknown(name))
 
-    maker = _prefixes.get(name.partition("/")[0], "sharpwave.envs.gymnasium:make_gymnasium")
+    word = re.match(r"\w*", name)
+    maker = _prefixes.get(word[0] if word else "", "sharpwave.envs.gymnasium:make_gymnasium")
     module, _, function = maker.partition(":")
     return getattr(importlib.import_module(module), function)(name, num_envs, device, **options)
 
@@ -129,6 +139,12 @@ def _build(
 ) -> VectorEnv:
     import gymnasium
 
+    parallel = getattr(sys.modules.get("pettingzoo"), "ParallelEnv", ())
+    if isinstance(factory, type) and issubclass(factory, parallel):
+        from sharpwave.envs.pettingzoo import PettingZooVector
+
+        factory = partial(PettingZooVector, partial(factory, **options), name=name)
+        options = {}
     is_single = isinstance(factory, type) and issubclass(factory, gymnasium.Env)
     given = () if is_single else (num_envs, device)
     try:
