@@ -4,10 +4,11 @@ torch.optim.Muon (2.9 to 2.13) repeats one coefficient triple, takes matrices on
 host and takes no vectors, so it cannot be captured with a schedule; hence this one.
 """
 
+import importlib.util
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -78,6 +79,11 @@ class Muon(torch.optim.Optimizer):
         max_grad_norm: largest global norm of a group's gradient, > 0; infinity, the default, leaves it as it is.
         dtype: of the Newton-Schulz steps; None is bf16 on CUDA and float32 elsewhere. Momentum is float32 always.
         vectors: parameters to take the plain step although they have two dimensions (a log-std, an embedding row).
+        copies: of some parameters with two dimensions, a bf16 matrix of at least their rows and columns: each step ends
+            with copy[:rows, :cols] = w rounded, so that a network computes without casting its weights.
+        backend: "triton" is nineteen launches however many the parameters, float32 ones with bf16 Newton-Schulz steps;
+            "reference" is PyTorch on any device; "auto" takes the first on CUDA where it serves. The two agree to
+            rounding.
 
     Attributes:
         grad_norm: 0-d, |g| before clipping at the last step (of the last group).
@@ -99,6 +105,8 @@ class Muon(torch.optim.Optimizer):
         max_grad_norm: float = math.inf,
         dtype: torch.dtype | None = None,
         vectors: Iterable[Tensor] = (),
+        copies: Mapping[Tensor, Tensor] | None = None,
+        backend: Literal["auto", "reference", "triton"] = "auto",
     ):
         if not torch.is_tensor(lr) and not lr > 0:
             raise ValueError(f"lr must be > 0; got {lr}")
@@ -109,6 +117,9 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, dict(lr=lr, momentum=momentum, max_grad_norm=max_grad_norm))
         self._dtype = dtype
         self._vectors = {id(p) for p in vectors}
+        self._copies = {id(p): copy for p, copy in (copies or {}).items()}
+        self._backend = backend
+        self._plans: dict[tuple[int, ...], Any] = {}
         device = self.param_groups[0]["params"][0].device
         self.grad_norm = torch.zeros((), device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
@@ -127,9 +138,46 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            if params:
+            plan = self._plan(params)
+            if plan is not None:
+                lr = group["lr"]
+                lr = lr if torch.is_tensor(lr) else torch.full((), lr, device=params[0].device)
+                grads = [p.grad.float() for p in params]
+                bounds = group["momentum"], group["max_grad_norm"]
+                plan.step(grads, lr, *bounds, keep, self.grad_norm, self.skipped, self.first_bad)
+            elif params:
                 self._step(group, params, keep)
+                for p in params:
+                    if id(p) in self._copies:
+                        self._copies[id(p)][: p.shape[0], : p.shape[1]].copy_(p)
         return loss
+
+    def _plan(self, params: list[Tensor]) -> Any:
+        """The Triton kernels' tables for these parameters, or None where PyTorch takes the step."""
+        if not params or self._backend == "reference" or (self._backend == "auto" and not params[0].is_cuda):
+            return None
+        if self._backend == "auto" and importlib.util.find_spec("triton") is None:
+            return None
+        from sharpwave.optim import _muon_triton
+
+        if not _muon_triton.usable(params, self._dtype or torch.bfloat16):
+            if self._backend == "triton":
+                raise TypeError("backend='triton' takes contiguous float32 parameters and bf16 steps: use 'auto'")
+            return None
+        key = tuple(id(p) for p in params)
+        plan = self._plans.get(key)
+        if plan is None or not plan.fits(params):
+            plan = self._plans[key] = _muon_triton.Plan(
+                params,
+                [self.state[p]["momentum"] for p in params],
+                [self._orthogonal(p) for p in params],
+                [self._copies.get(id(p)) for p in params],
+                NEWTON_SCHULZ,
+            )
+        return plan
+
+    def _orthogonal(self, p: Tensor) -> bool:
+        return p.ndim == 2 and id(p) not in self._vectors
 
     def _step(self, group: dict[str, Any], params: list[Tensor], keep: Tensor | None) -> None:
         """One flat vector for what is done entry by entry: a network has many small tensors, and each launch costs."""
@@ -161,7 +209,7 @@ class Muon(torch.optim.Optimizer):
         batches: dict[torch.Size, list[int]] = defaultdict(list)
         directions = list(updates)
         for i, p in enumerate(params):
-            if p.ndim == 2 and id(p) not in self._vectors:
+            if self._orthogonal(p):
                 batches[p.shape].append(i)
         # The largest first: it runs on the current stream while the others find room beside it.
         order = sorted(batches, key=lambda shape: -len(batches[shape]) * shape[0] * shape[1])
