@@ -12,7 +12,7 @@ import torch
 from sharpwave.algos import ppo, ppo_config, segments
 from sharpwave.algos.ppo import PPO, PPOConfig
 from sharpwave.algos.ppo_metrics import UpdateMetrics
-from sharpwave.algos.segments import segment_advantage, segment_priority
+from sharpwave.algos.segments import segment_advantage
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.ops.advantage import puff_advantage
 from sharpwave.run.checkpoint import flatten, unflatten
@@ -49,6 +49,12 @@ def fingerprint(agent):
     return digest.hexdigest()
 
 
+def one_update(agent):
+    """Draw, and train on what was drawn."""
+    agent._first_draw()
+    agent._update(last=True)
+
+
 class TestRollout:
     def test_frozen_weights_give_ratio_one_across_resets(self):
         """Episodes of at most 7 steps in segments of 16: the scan's resets are the rollout's."""
@@ -61,7 +67,7 @@ class TestRollout:
         out = agent.policy(s.obs, s.state, s.reset)
         logprob = torch.log_softmax(out.params, -1).gather(2, s.action).squeeze(2)
         assert ((logprob - s.logprob).exp() - 1).abs().max() <= 1e-5
-        agent._update()
+        one_update(agent)
         assert (s.ratio - 1).abs().max() <= 1e-5
         # Without the resets they are not: the test can fail.
         out = agent.policy(s.obs, s.state, torch.zeros_like(s.reset))
@@ -73,7 +79,8 @@ class TestRollout:
         agent._rollout()
         s = agent.segments
         config = agent.config
-        got = segment_advantage(s, config)
+        got, priority = segment_advantage(s, config)
+        assert torch.allclose(priority, got.abs().sum(1).pow(config.alpha))
         n = (~s.terminated).double()
         k = (~(s.terminated | s.truncated)).double()
         v_tp1 = torch.cat([s.value[:, 1:], s.next_value[:, -1:]], 1)
@@ -123,7 +130,7 @@ class TestRollout:
         assert torch.isfinite(torch.cat([p.flatten() for p in agent.policy.parameters()])).all()
         if late:
             assert s.valid is not None and (~s.valid).any()
-            assert (segment_advantage(s, agent.config)[~s.valid] == 0).all()
+            assert (segment_advantage(s, agent.config)[0][~s.valid] == 0).all()
             # The step after a skipped one begins an episode.
             assert torch.equal(s.reset[:, 1:], (s.terminated | s.truncated | ~s.valid)[:, :-1])
             assert agent.metrics()["episode/length"] == 4
@@ -168,15 +175,16 @@ class TestUpdate:
             ppo, "draw_segments", lambda *_args: (torch.tensor(index), weight, torch.tensor(0, dtype=torch.int64))
         )
         seen = {}
-        real = agent.policy.actions.loss
+        real = agent.policy.actions.gradient
+        names = ("action", "old_logprob", "old_value", "advantage", "weight")
 
-        def loss(params, log_std, mask, **rows):
-            seen.update(rows, mask=mask)
-            out = real(params, log_std, mask, **rows)
+        def gradient(output, log_std, mask, *rows, **options):
+            seen.update(zip(names, (x.clone() for x in rows), strict=False), mask=mask, valid=options["valid"])
+            out = real(output, log_std, mask, *rows, **options)
             return out if ratio is None else out._replace(ratio=ratio)
 
-        monkeypatch.setattr(agent.policy.actions, "loss", loss)
-        agent._update()
+        monkeypatch.setattr(agent.policy.actions, "gradient", gradient)
+        one_update(agent)
         return seen
 
     @pytest.mark.parametrize("late", [False, True])
@@ -185,10 +193,10 @@ class TestUpdate:
         agent._rollout()
         s = agent.segments
         before = s.value.clone()
-        advantage = segment_advantage(s, agent.config)
+        advantage, _ = segment_advantage(s, agent.config)
         index = [5, 0, 2, 7]
         seen = self.spy(monkeypatch, agent, index)
-        assert torch.equal(seen["weight"].view(4, 16), torch.arange(1.0, 5)[:, None].expand(4, 16))
+        assert torch.equal(seen["weight"], torch.arange(1.0, 5))
         for name, stored in dict(action=s.action, old_logprob=s.logprob, old_value=before, mask=s.mask).items():
             assert torch.equal(seen[name], stored[index].flatten(0, 1)), name
         assert torch.equal(seen["advantage"], advantage[index].flatten())
@@ -379,7 +387,7 @@ class TestFaults:
         agent._rollout()
         agent.segments.reward.fill_(3e38)
         agent.metrics()
-        agent._update()
+        one_update(agent)
         assert all(torch.equal(p, w) for p, w in zip(agent.policy.parameters(), weights, strict=True))
         metrics = agent.metrics()
         assert metrics["fault/skipped_updates"] == 1
@@ -392,7 +400,7 @@ class TestFaults:
         agent = trainer()
         agent._rollout()
         agent.segments.reward[3, 5] = float("nan")
-        agent._update()
+        one_update(agent)
         metrics = agent.metrics()
         assert metrics["fault/bad_priorities"] == 1 and metrics["fault/skipped_updates"] == 0
         assert all(torch.isfinite(p).all() for p in agent.policy.parameters())
@@ -464,11 +472,6 @@ def _unindent(source):
 
 
 class TestParts:
-    def test_priority(self):
-        advantage = torch.tensor([[1.0, -3.0], [0.0, 0.0]])
-        assert segment_priority(advantage, 0.5).tolist() == [2.0, 0.0]
-        assert segment_priority(advantage, 0.0).tolist() == [1.0, 1.0]
-
     def test_advantage_takes_each_of_its_settings(self):
         agent = trainer(CartPole(8, max_episode_steps=7), gamma=0.9, gae_lambda=0.8, rho_clip=1.5, c_clip=0.5)
         agent._rollout()
@@ -478,28 +481,28 @@ class TestParts:
             *(s.value, s.next_value, s.reward, s.terminated, s.truncated, s.ratio),
             **dict(gamma=0.9, lam=0.8, rho_clip=1.5, c_clip=0.5),
         )
-        assert torch.equal(segment_advantage(s, agent.config), want)
+        assert torch.equal(segment_advantage(s, agent.config)[0], want)
 
     def test_puffer_compat_never_resets_inside_a_segment(self, monkeypatch):
         agent = trainer(CartPole(8, max_episode_steps=7), puffer_compat=True)
         assert agent._reset_flag(0) is agent.begins and agent._reset_flag(1) is None
         agent._rollout()
         resets = []
-        forward = agent.policy.forward
+        features = agent.policy.features
 
         def spy(obs, state, reset):
             resets.append(reset)
-            return forward(obs, state, reset)
+            return features(obs, state, reset)
 
-        monkeypatch.setattr(agent.policy, "forward", spy)
-        agent._update()
+        monkeypatch.setattr(agent.policy, "features", spy)
+        one_update(agent)
         assert resets == [None]
 
     def test_puffer_compat_gives_the_last_step_no_advantage(self):
         agent = trainer(puffer_compat=True)
         agent._rollout()
         s = agent.segments
-        a = segment_advantage(s, agent.config)
+        a, _ = segment_advantage(s, agent.config)
         assert (a[:, -1] == 0).all()
         # Its steps are those of T - 1 steps bootstrapped from the last value.
         ends = s.terminated | s.truncated

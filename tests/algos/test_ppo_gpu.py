@@ -16,8 +16,8 @@ SMALL = dict(device="cuda", num_envs=64, horizon=16, minibatch=256, hidden=32, t
 
 def trainer(env="sharpwave/CartPole", captured=True, **changes):
     agent = PPO(PPOConfig(env=env, **(SMALL | changes)))
-    agent._run_update.enabled &= captured
-    agent._run_rollout.enabled &= captured
+    for run in (agent._run_draw, agent._run_update, agent._run_last_update, agent._run_rollout):
+        run.enabled &= captured
     return agent
 
 
@@ -25,7 +25,8 @@ def trainer(env="sharpwave/CartPole", captured=True, **changes):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_captured_equals_eager(env, dtype):
     captured = train(trainer(env, dtype=dtype))
-    assert captured._run_update.graph is not None and captured._run_rollout.graph is not None
+    assert all(run.graph for run in (captured._run_draw, captured._run_update, captured._run_last_update))
+    assert captured._run_rollout.graph is not None
     assert fingerprint(captured) == fingerprint(train(trainer(env, captured=False, dtype=dtype)))
 
 
@@ -86,7 +87,8 @@ def test_infinite_reward_skips_the_step():
     weights = [p.detach().clone() for p in agent.policy.parameters()]
     agent.metrics()
     agent.segments.reward.fill_(3e38)
-    agent._run_update()
+    agent._run_draw()
+    agent._run_last_update()
     assert all(torch.equal(p, w) for p, w in zip(agent.policy.parameters(), weights, strict=True))
     assert agent.metrics()["fault/skipped_updates"] == 1 and agent.faults()
 

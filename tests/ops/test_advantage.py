@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sharpwave.ops.advantage import puff_advantage
+from sharpwave.ops.advantage import advantage_and_priority, puff_advantage
 from tests.conftest import backends
 from tests.parity import assert_parity
 
@@ -137,3 +137,26 @@ def test_errors_name_the_argument(change, error, words):
     change(x)
     with pytest.raises(error, match=words):
         puff_advantage(*x, gamma=0.9, lam=0.9)
+
+
+@backends("reference", "cpu", "triton")
+@pytest.mark.parametrize("alpha", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize("skips", [False, True])
+def test_priority_is_the_size_of_the_advantages(backend, device, alpha, skips):
+    """Over more steps than a kernel's block of time; a segment without valid steps has none, one with NaN has NaN."""
+    tensors = inputs(5, 150, device=device)
+    tensors[2][3, 7] = torch.nan
+    valid = None
+    if skips:
+        valid = torch.rand(5, 150, generator=torch.Generator().manual_seed(1)).to(device) < 0.7
+        valid[2] = False
+    options = dict(gamma=0.9, lam=0.8, rho_clip=1.5, c_clip=0.5, backend=backend)
+    advantage, priority = advantage_and_priority(*tensors, valid=valid, alpha=alpha, **options)
+    want = puff_advantage(*tensors, **options)
+    want = want if valid is None else torch.where(valid, want, 0)
+    assert torch.allclose(advantage, want, equal_nan=True)
+    sizes = want.abs().sum(1).pow(alpha)
+    sizes[3] = torch.nan
+    assert torch.allclose(priority, sizes, rtol=1e-5, equal_nan=True)
+    if skips:
+        assert priority[2] == (1 if alpha == 0 else 0)

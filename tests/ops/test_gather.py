@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sharpwave.ops.gather import gather_rows
+from sharpwave.ops.gather import gather_fields, gather_rows
 from tests.conftest import backends
 
 
@@ -56,3 +56,46 @@ def test_opcheck():
 def test_errors(source, index, keywords, error, words):
     with pytest.raises(error, match=words):
         gather_rows(source, index, **keywords)
+
+
+@backends("reference", "triton")
+def test_out_is_written_and_returned(backend, device):
+    source = torch.arange(12.0, device=device).view(3, 2, 2)
+    out = torch.full((2, 2, 8), torch.nan, device=device)
+    index = torch.tensor([2, 0], device=device)
+    assert gather_rows(source, index, multiple=8, out=out, backend=backend) is out
+    assert torch.equal(out, gather_rows(source, index, multiple=8, backend="reference"))
+
+
+@backends("reference", "triton")
+def test_fields_are_the_rows_of_each_source(backend, device):
+    """Of any dtype and width: whole words, odd bytes, one entry a row, and a source whose rows begin inside words."""
+    g = torch.Generator().manual_seed(0)
+    sources = [
+        torch.randn(9, 4, 3, generator=g),
+        torch.randint(0, 99, (9, 5), generator=g),
+        torch.rand(9, 128, generator=g) < 0.5,
+        torch.rand(9, 7, generator=g) < 0.5,
+        torch.randn(9, generator=g).bfloat16(),
+        torch.randint(0, 255, (10, 4), generator=g, dtype=torch.uint8).flatten()[1:37].view(9, 4),
+    ]
+    sources = [x.to(device) for x in sources]
+    index = torch.randint(0, 9, (6,), generator=g).to(device)
+    out = [x.new_empty(6, *x.shape[1:]) for x in sources]
+    gather_fields(sources, index, out, backend=backend)
+    for source, got in zip(sources, out, strict=True):
+        assert torch.equal(got, source[index])
+
+
+def test_fields_errors():
+    source, index = torch.zeros(3, 2), torch.tensor([1])
+    with pytest.raises(ValueError, match="a tensor for each of the 1 sources; got 0"):
+        gather_fields([source], index, [])
+    with pytest.raises(ValueError, match=r"out must be contiguous of shape \(1, 2\); got \(2, 2\)"):
+        gather_fields([source], index, [torch.zeros(2, 2)])
+    with pytest.raises(TypeError, match=r"out must be torch\.float32; got torch\.int64"):
+        gather_fields([source], index, [torch.zeros(1, 2, dtype=torch.int64)])
+    with pytest.raises(ValueError, match="sources must be contiguous"):
+        gather_fields([source.t()], index, [torch.zeros(1, 3)])
+    with pytest.raises(TypeError, match="index must be int64"):
+        gather_fields([source], index.int(), [torch.zeros(1, 2)])

@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from sharpwave.ops.ppo_loss import STATS, ppo_loss_categorical, ppo_loss_gaussian
+from sharpwave.ops.ppo_loss import (
+    STATS,
+    ppo_gradient_categorical,
+    ppo_gradient_gaussian,
+    ppo_loss_categorical,
+    ppo_loss_gaussian,
+)
 from tests.conftest import backends
 from tests.parity import assert_parity
 
@@ -250,3 +256,58 @@ def test_errors_name_the_argument(change, error, words):
     inputs = rows(4) | discrete(4, (3,)) | change
     with pytest.raises(error, match=words):
         ppo_loss_categorical(**inputs, **COEFS)
+
+
+@backends("reference", "cpu", "triton")
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("kind", ["categorical", "masked", "gaussian"])
+def test_gradient_of_an_output_is_the_losss(backend, device, padding, kind):
+    """Parameters and value side by side, weights shared by 4 rows; the gradient of the padding is 0."""
+    n, g = 24, torch.Generator().manual_seed(3)
+    x = rows(n, device=device, p_invalid=0.2)
+    x["weight"] = torch.rand(n // 4, generator=g).to(device)
+    if kind == "gaussian":
+        width, options = 3, {}
+        action = torch.randn(n, width, generator=g).to(device)
+        log_std = torch.randn(width, generator=g).to(device)
+    else:
+        d = discrete(n, (3, 4), device=device, masked=kind == "masked")
+        width, options, action = 7, dict(nvec=d["nvec"], mask=d["mask"]), d["action"]
+    output = torch.randn(n, width + 1 + padding, generator=g).to(device)
+    given = (action, x["old_logprob"], x["old_value"], x["advantage"], x["weight"], x["ent_coef"])
+    options |= COEFS | dict(valid=x["valid"])
+
+    leaf = output.clone().requires_grad_()
+    each = (*given[:4], x["weight"].repeat_interleave(4), x["ent_coef"])
+    if kind == "gaussian":
+        deviation = log_std.clone().requires_grad_()
+        got = ppo_gradient_gaussian(output, log_std, *given, **options, backend=backend)
+        want = ppo_loss_gaussian(leaf[:, :width], deviation, leaf[:, width], *each, **options, backend="reference")
+        want.loss.backward()
+        assert_parity(got.d_log_std, deviation.grad)
+    else:
+        got = ppo_gradient_categorical(output, *given, **options, backend=backend)
+        want = ppo_loss_categorical(leaf[:, :width], leaf[:, width], *each, **options, backend="reference")
+        want.loss.backward()
+        assert got.d_log_std is None
+    assert_parity(got.d_output, leaf.grad)
+    assert not got.d_output[:, width + 1 :].any()
+    for mine, theirs in zip(got[:3], want, strict=True):
+        assert_parity(mine, theirs.detach())
+    narrow = (
+        ppo_gradient_gaussian(output, log_std, *given, **options, dtype=torch.bfloat16, backend=backend)
+        if kind == "gaussian"
+        else ppo_gradient_categorical(output, *given, **options, dtype=torch.bfloat16, backend=backend)
+    )
+    assert narrow.d_output.dtype == torch.bfloat16
+    assert torch.allclose(narrow.d_output.float(), got.d_output, rtol=2**-7, atol=1e-7)
+
+
+def test_gradient_errors():
+    x, d = rows(6), discrete(6, (3,))
+    given = [d["action"], *(x[k] for k in ("old_logprob", "old_value", "advantage", "weight", "ent_coef"))]
+    with pytest.raises(ValueError, match=r"output must be \(n, K\) with K > 3.*got \(6, 3\)"):
+        ppo_gradient_categorical(torch.zeros(6, 3), *given, nvec=(3,), **COEFS)
+    given[4] = torch.ones(4)
+    with pytest.raises(ValueError, match="m a divisor of n = 6; got"):
+        ppo_gradient_categorical(torch.zeros(6, 4), *given, nvec=(3,), **COEFS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sharpwave.optim import Muon, orthogonalize
+from tests.conftest import backends
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (64, 16), (16, 64), (3, 5, 40, 20)])
@@ -158,3 +159,72 @@ def test_errors(keywords, words):
         Muon([torch.nn.Parameter(torch.zeros(2))], **keywords)
     with pytest.raises(ValueError, match="two dimensions"):
         orthogonalize(torch.zeros(3))
+
+
+SHAPES = [(70, 30), (24, 100), (9, 5), (7,), (3, 2, 2), (1, 130)]
+
+
+@backends("triton")
+def test_the_kernels_take_the_reference_step(backend, device):
+    """Tall, wide, small and batched matrices, vectors, a matrix taken as a vector; then a step with NaN in it."""
+    g = torch.Generator().manual_seed(0)
+    start = [torch.randn(s, generator=g) for s in SHAPES]
+    nets = [[torch.nn.Parameter(x.clone().to(device)) for x in start] for _ in range(2)]
+    copy = torch.zeros(72, 32, dtype=torch.bfloat16, device=device)
+    lr = torch.tensor(0.1, device=device)
+    # The interpreter computes the steps in float32, as the reference is told to.
+    options = dict(lr=lr, momentum=0.9, max_grad_norm=1.5, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    want = Muon(nets[0], **options, vectors=[nets[0][-1]], backend="reference")
+    options["dtype"] = None
+    got = Muon(nets[1], **options, vectors=[nets[1][-1]], backend=backend, copies={nets[1][0]: copy})
+    for step in range(3):
+        grads = [torch.randn(s, generator=g) for s in SHAPES]
+        if step == 2:
+            grads[1][3, 4] = torch.nan
+        before = [p.detach().clone() for p in nets[1]]
+        for net, optimizer in zip(nets, (want, got), strict=True):
+            for p, x in zip(net, grads, strict=True):
+                p.grad = x.to(device)
+            optimizer.step(keep=torch.tensor(1.0, device=device))
+        bound = 0.02 * 0.1 * 2 if device == "cuda" else 1e-6
+        for a, b in zip(*nets, strict=True):
+            assert (a - b).abs().max() <= bound
+            assert torch.allclose(want.state[a]["momentum"], got.state[b]["momentum"], atol=1e-6)
+        assert torch.allclose(copy[:70, :30].float(), nets[1][0].detach(), rtol=2**-7) and not copy[70:].any()
+        assert torch.allclose(want.grad_norm, got.grad_norm, equal_nan=True)
+        assert torch.equal(want.skipped, got.skipped) and got.skipped.item() == (step == 2)
+        if step == 2:
+            assert all(torch.equal(p, b) for p, b in zip(nets[1], before, strict=True))
+            assert torch.equal(want.first_bad, got.first_bad) and got.first_bad.item() == 70 * 30 + 3 * 100 + 4
+
+
+@backends("reference", "triton")
+@pytest.mark.parametrize("keep", [torch.tensor(False), torch.tensor(torch.nan), torch.tensor(torch.inf)])
+def test_keep_is_a_bool_or_a_number_that_must_be_finite(backend, device, keep):
+    p = torch.nn.Parameter(torch.ones(3, 2, device=device))
+    optimizer = Muon([p], torch.tensor(0.1, device=device), backend=backend)
+    p.grad = torch.ones_like(p)
+    optimizer.step(keep=keep.to(device))
+    assert (p == 1).all() and optimizer.skipped.item() == 1
+    optimizer.step(keep=torch.tensor(True, device=device))
+    assert (p != 1).all() and optimizer.skipped.item() == 1
+
+
+def test_copies_follow_on_every_backend():
+    p = torch.nn.Parameter(torch.ones(3, 2))
+    copy = torch.zeros(8, 8, dtype=torch.bfloat16)
+    optimizer = Muon([p], 0.1, copies={p: copy})
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert torch.equal(copy[:3, :2], p.detach().bfloat16()) and not copy[3:].any()
+
+
+def test_weights_that_moved_are_found_again():
+    """The kernels go by addresses: a parameter whose storage was replaced must not leave them at the old one."""
+    p = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = Muon([p], torch.tensor(0.1), backend="triton")
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    p.data = torch.zeros(3, 2)
+    optimizer.step()
+    assert (p != 0).all()

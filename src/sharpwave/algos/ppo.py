@@ -12,10 +12,13 @@ is a rollout of N environments for T steps and then updates, each on the segment
               f. forward, loss, backward
               g. clip, Muon
               h. write ratios and values of the drawn segments back
+
+Nothing in h and the next update's a to e waits for f's backward or g, so on a GPU they run beside these.
 """
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,16 +27,17 @@ from torch.utils._pytree import tree_map_only
 
 from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.algos.ppo_metrics import UpdateMetrics, log_histogram
-from sharpwave.algos.segments import Segments, segment_advantage, segment_priority
+from sharpwave.algos.segments import Segments, segment_advantage
 from sharpwave.envs.base import Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn import Policy, RewardNormalizer
 from sharpwave.ops.cdf import draw_segments
+from sharpwave.ops.write_back import write_back
 from sharpwave.optim import Muon
 from sharpwave.run import seeding
 from sharpwave.run.environment import make_env
 from sharpwave.run.errors import UserError
-from sharpwave.run.graphs import Captured
+from sharpwave.run.graphs import Branch, Captured
 from sharpwave.run.timing import PhaseTimer
 
 __all__ = ["PPO", "PPOConfig"]
@@ -74,13 +78,24 @@ class PPO:
         self.policy = policy.to(self.device)
         vectors = [] if self.policy.log_std is None else [self.policy.log_std]
         self.lr = torch.tensor(config.lr, device=self.device)
-        self.optimizer = Muon(self.policy.parameters(), self.lr, config.momentum, config.max_grad_norm, vectors=vectors)
+        rounded = self.device.type == "cuda" and self.dtype != torch.float32
+        self.optimizer = Muon(
+            self.policy.parameters(),
+            self.lr,
+            config.momentum,
+            config.max_grad_norm,
+            vectors=vectors,
+            copies=self.policy.keep_rounded(self.dtype) if rounded else None,
+        )
 
         self.generator = seeding.generator(self.device, config.seed, rank, "actions")
         self.draw_seed = seeding.stream_seed(config.seed, rank, "segments")
         self.draw_offset = torch.zeros(1, dtype=torch.int64, device=self.device)
 
         self.segments = Segments.empty(self.env, self.policy, config.horizon)
+        self.batch = self.segments.batch(self.draws, self.policy, self.dtype)
+        self.index = torch.zeros(self.draws, dtype=torch.int64, device=self.device)
+        self.weight = torch.zeros(self.draws, device=self.device)
         self.epoch = 0
         self.beta = torch.tensor(config.beta0, device=self.device)
         self.ent_coef = torch.tensor(config.ent_coef, device=self.device)
@@ -89,7 +104,10 @@ class PPO:
             self.reward_normalizer = RewardNormalizer(config.num_envs, config.gamma).to(self.device)
         self.timer = PhaseTimer(self.device)
         self.episodes = EpisodeStats(config.num_envs, self.device)
+        self._beside = Branch(self.device)
+        self._run_draw = Captured(self._first_draw, self.device)
         self._run_update = Captured(self._update, self.device)
+        self._run_last_update = Captured(partial(self._update, last=True), self.device)
         self._run_rollout = Captured(
             self._rollout,
             self.device,
@@ -110,13 +128,18 @@ class PPO:
         self._set_schedules()
         with self.timer("rollout"):
             self._run_rollout()
-            self._metrics.rollout(segment_advantage(self.segments, self.config), self.segments.value)
-        for _ in range(self.config.updates_per_epoch):
-            self._run_update()
+            self._metrics.rollout(segment_advantage(self.segments, self.config)[0], self.segments.value)
+        self._train()
         if self.policy.normalizer is not None:
             # Between epochs, so that the updates read observations as the rollout did.
             self.policy.normalizer.update(self.segments.obs.flatten(0, 1))
         self.epoch += 1
+
+    def _train(self) -> None:
+        self._run_draw()
+        for _ in range(self.config.updates_per_epoch - 1):
+            self._run_update()
+        self._run_last_update()
 
     @torch.no_grad()
     def _rollout(self) -> None:
@@ -151,53 +174,66 @@ class PPO:
             if self.mask is not None and step.action_mask is not None:
                 self.mask.copy_(step.action_mask)
 
-    def _update(self) -> None:
-        config, s = self.config, self.segments
+    def _first_draw(self) -> None:
         with self.timer("draw"), torch.no_grad():
-            advantage = segment_advantage(s, config)  # a
-            priority = segment_priority(advantage, config.alpha)  # b
-            index, weight, bad = draw_segments(
-                priority, self.draws, self.draw_seed, self.draw_offset, self.beta
-            )  # c, d
-            batch = s.select(index, advantage, self.policy, self.dtype)  # e
+            self._gather(self._draw())
 
-        with self.timer("forward+backward"):  # f
-            with self._autocast():
-                out = self.policy(batch.obs, batch.state, None if config.puffer_compat else batch.reset)
-            loss, ratio, stats = self.policy.actions.loss(
-                out.params.flatten(0, 1),
-                self.policy.log_std,
+    def _update(self, last: bool = False) -> None:
+        """Train on the segments drawn before; draw the next ones, unless this is the epoch's last update."""
+        config, batch, policy = self.config, self.batch, self.policy
+        with self.timer("forward"), self._autocast():  # f
+            features = policy.features(batch.obs, batch.state, None if config.puffer_compat else batch.reset)
+            output = policy.decode(features)
+            loss, ratio, stats, d_output, d_log_std = policy.actions.gradient(
+                output,
+                policy.log_std,
                 None if batch.mask is None else batch.mask.flatten(0, 1),
-                value=out.value.flatten(),
-                action=batch.action.flatten(0, 1),
-                old_logprob=batch.logprob.flatten(),
-                old_value=batch.value.flatten(),
-                advantage=batch.advantage.flatten(),
-                weight=weight.repeat_interleave(config.horizon),
+                batch.action.flatten(0, 1),
+                batch.logprob.flatten(),
+                batch.value.flatten(),
+                batch.advantage.flatten(),
+                self.weight,
+                self.ent_coef,
                 valid=None if batch.valid is None else batch.valid.flatten(),
-                ent_coef=self.ent_coef,
                 clip=config.clip,
                 vf_clip=config.vf_clip,
                 vf_coef=config.vf_coef,
+                dtype=features.dtype,
             )
+        with self.timer("write back"), self._beside, torch.no_grad():  # h
+            s, shape = self.segments, (self.draws, config.horizon)
+            value = output[:, policy.actions.width].view(shape)
+            write_back([s.ratio, s.value], [ratio.view(shape), value], self.index, loss)
+        if not last:
+            with self.timer("draw"), self._beside, torch.no_grad():
+                advantage = self._draw()
+
+        with self.timer("backward"):
             self.optimizer.zero_grad()
-            loss.backward()
+            policy.backward(features, d_output)
+            if policy.log_std is not None:
+                policy.log_std.grad = d_log_std
+        if not last:
+            with self.timer("draw"), self._beside, torch.no_grad():
+                self._gather(advantage)
 
         with self.timer("optimizer"), torch.no_grad():  # g
-            keep = loss.isfinite()
-            self.optimizer.step(keep=keep)
-            keep &= self.optimizer.grad_norm.isfinite()
-            self._metrics.update(keep, stats, self.optimizer.grad_norm, bad)
+            self.optimizer.step(keep=loss)
+            self._metrics.update(loss, stats, self.optimizer.grad_norm)
+        self._beside.join()
 
-        with self.timer("write back"), torch.no_grad():  # h
-            # A segment drawn twice takes what its last draw says, whatever the order of the writes.
-            winner = torch.zeros(s.value.shape[0], dtype=torch.int64, device=self.device)
-            winner.scatter_reduce_(0, index, torch.arange(self.draws, device=self.device), "amax", include_self=False)
-            source = winner.index_select(0, index)
-            for stored, fresh in ((s.ratio, ratio), (s.value, out.value.detach())):
-                new = fresh.view(self.draws, config.horizon).index_select(0, source)
-                old = stored.index_select(0, index)
-                stored.index_copy_(0, index, torch.where(keep & new.isfinite(), new, old))
+    def _draw(self) -> Tensor:
+        """a to d: which segments, and their importance weights; the advantages of all."""
+        advantage, priority = segment_advantage(self.segments, self.config)
+        index, weight, bad = draw_segments(priority, self.draws, self.draw_seed, self.draw_offset, self.beta)
+        self.index.copy_(index)
+        self.weight.copy_(weight)
+        self._metrics.draw(bad)
+        return advantage
+
+    def _gather(self, advantage: Tensor) -> None:
+        """e"""
+        self.segments.gather(self.index, advantage, self.policy, self.batch)
 
     def _act(self, obs: Tensor, state: Tensor, reset: Tensor | None, mask: Tensor | None, deterministic: bool = False):
         with self._autocast():

@@ -1,5 +1,7 @@
 """What PPO's updates came to, gathered on the device and read once a log line."""
 
+import importlib.util
+
 import torch
 from torch import Tensor
 
@@ -20,41 +22,46 @@ class UpdateMetrics:
     """
 
     def __init__(self, device: torch.device):
-        def zeros(n: int) -> Tensor:
-            return torch.zeros(n, device=device)
-
-        self._updates, self._kept, self._bad_priorities = zeros(1), zeros(1), zeros(1)
-        self._stats, self._variance = zeros(len(STATS) + 1), zeros(2)
-        self._bad_terms, self._bad_gradients = zeros(len(STATS)), zeros(1)
+        terms = len(STATS) + 1  # and the gradient's norm
+        # Sums of the terms over the updates taken, how often each was not finite, and updates in all and taken.
+        self._totals = torch.zeros(2 * terms + 2, device=device)
+        self._sums, self._faults, self._counters = self._totals.split([terms, terms, 2])
+        self._bad_priorities = torch.zeros((), dtype=torch.int64, device=device)
+        self._variance = torch.zeros(2, device=device)
+        self._triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
     def rollout(self, advantage: Tensor, value: Tensor) -> None:
         """Take in a rollout's advantages A and values V: 1 - var(A) / var(A + V) is the variance that V explains."""
         self._variance += torch.stack([advantage.var(correction=0), (advantage + value).var(correction=0)])
 
-    def update(self, keep: Tensor, stats: Tensor, grad_norm: Tensor, bad_priorities: Tensor) -> None:
-        """Take in one update: the loss's STATS, the gradient's norm, and whether the step was taken."""
-        self._updates += 1
-        self._kept += keep
+    def draw(self, bad_priorities: Tensor) -> None:
+        """Take in how many segments had no finite priority in a draw."""
         self._bad_priorities += bad_priorities
-        self._stats += torch.where(keep, torch.cat([stats, grad_norm[None]]), 0)
-        self._bad_terms += ~stats.isfinite()
-        self._bad_gradients += ~grad_norm.isfinite()
+
+    def update(self, loss: Tensor, stats: Tensor, grad_norm: Tensor) -> None:
+        """Take in one update: the loss and its STATS, the gradient's norm. It was taken if both are finite."""
+        if self._triton:
+            from sharpwave.algos._metrics_triton import tally
+
+            tally(self._totals, loss, stats, grad_norm)
+            return
+        kept = loss.isfinite() & grad_norm.isfinite()
+        terms = torch.cat([stats, grad_norm[None]])
+        self._sums += torch.where(kept, terms, 0)
+        self._faults += ~terms.isfinite()
+        self._counters += torch.stack([torch.ones_like(loss), kept.float()])
 
     def read(self, lr: Tensor, beta: Tensor) -> tuple[dict[str, float], list[str]]:
         """The numbers by NAMES and the terms that were not finite in skipped updates; then begin anew."""
         a, r = self._variance
-        scalars = (1 - a / r, lr, beta, self._updates - self._kept, self._bad_priorities)
-        values = torch.cat([self._stats / self._kept.clamp(min=1), torch.stack([x.float().squeeze() for x in scalars])])
+        updates, kept = self._counters
+        scalars = (1 - a / r, lr, beta, updates - kept, self._bad_priorities)
+        values = torch.cat([self._sums / kept.clamp(min=1), torch.stack([x.float().squeeze() for x in scalars])])
         numbers = dict(zip(NAMES, values.tolist(), strict=True))
         faults: list[str] = []
         if numbers["fault/skipped_updates"]:
-            faults = [name for name, n in zip(STATS, self._bad_terms.tolist(), strict=True) if n]
-            if self._bad_gradients.item():
-                faults.append("gradient")
-        for counter in (
-            *(self._updates, self._kept, self._bad_priorities, self._stats),
-            *(self._variance, self._bad_terms, self._bad_gradients),
-        ):
+            faults = [name for name, n in zip((*STATS, "gradient"), self._faults.tolist(), strict=True) if n]
+        for counter in (self._totals, self._variance, self._bad_priorities):
             counter.zero_()
         return numbers, faults
 

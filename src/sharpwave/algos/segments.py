@@ -9,7 +9,8 @@ from torch import Tensor
 from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.envs.base import Discrete, VectorEnv
 from sharpwave.nn import Policy
-from sharpwave.ops.advantage import puff_advantage
+from sharpwave.ops.advantage import advantage_and_priority
+from sharpwave.ops.gather import gather_fields
 
 
 @dataclass
@@ -68,23 +69,39 @@ class Segments:
             mask=new(policy.actions.width, dtype=torch.bool) if masked else None,
         )
 
-    def select(self, index: Tensor, advantage: Tensor, policy: Policy, dtype: torch.dtype) -> "Minibatch":
-        """Copies of the segments at `index`, (M,) int64, and of their advantages."""
+    def batch(self, draws: int, policy: Policy, dtype: torch.dtype) -> "Minibatch":
+        """Room for `draws` segments, as the policy reads them best in `dtype`."""
 
-        def rows(x: Tensor) -> Tensor:
-            return x.index_select(0, index)
+        def room(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.new_zeros(draws, *x.shape[1:])
 
         return Minibatch(
-            obs=policy.gather(self.obs, index, dtype),
-            action=rows(self.action),
-            logprob=rows(self.logprob),
-            value=rows(self.value),
-            advantage=rows(advantage),
-            reset=rows(self.reset),
-            state=self.state.index_select(1, index),
-            valid=None if self.valid is None else rows(self.valid),
-            mask=None if self.mask is None else rows(self.mask),
+            obs=policy.gather(self.obs, torch.zeros(draws, dtype=torch.int64, device=self.obs.device), dtype),
+            action=self.action.new_zeros(draws, *self.action.shape[1:]),
+            logprob=self.logprob.new_zeros(draws, *self.logprob.shape[1:]),
+            value=self.value.new_zeros(draws, *self.value.shape[1:]),
+            advantage=self.value.new_zeros(draws, *self.value.shape[1:]),
+            reset=self.reset.new_zeros(draws, *self.reset.shape[1:]),
+            state=self.state.new_zeros(self.state.shape[0], draws, self.state.shape[2]),
+            valid=room(self.valid),
+            mask=room(self.mask),
         )
+
+    def gather(self, index: Tensor, advantage: Tensor, policy: Policy, batch: "Minibatch") -> None:
+        """Copy the segments at `index`, (M,) int64, and their advantages into `batch`."""
+        policy.gather(self.obs, index, batch.obs.dtype, out=batch.obs)
+        pairs = [
+            (self.action, batch.action),
+            (self.logprob, batch.logprob),
+            (self.value, batch.value),
+            (advantage, batch.advantage),
+            (self.reset, batch.reset),
+            (self.valid, batch.valid),
+            (self.mask, batch.mask),
+            *zip(self.state, batch.state, strict=True),
+        ]
+        present = [(source, out) for source, out in pairs if source is not None and out is not None]
+        gather_fields([source for source, _ in present], index, [out for _, out in present])
 
 
 class Minibatch(NamedTuple):
@@ -101,24 +118,22 @@ class Minibatch(NamedTuple):
     mask: Tensor | None
 
 
-def segment_advantage(segments: Segments, config: PPOConfig) -> Tensor:
-    """(N, T) advantages under the latest values and ratios; 0 where a step is not valid."""
+def segment_advantage(segments: Segments, config: PPOConfig) -> tuple[Tensor, Tensor]:
+    """(N, T) advantages under the latest values and ratios, 0 where a step is not valid; and (N,) raw priorities."""
     s, end = segments, segments.value.shape[1]
     terminated, truncated, next_value = s.terminated, s.truncated, s.next_value
+    valid = s.valid
     if config.puffer_compat:
         end -= 1
         terminated = terminated | truncated
         truncated = torch.zeros_like(truncated)
         next_value = torch.cat([s.value[:, 1:], s.value[:, -1:]], 1)
+        valid = None if valid is None else valid[:, :end]
     inputs = (x[:, :end] for x in (s.value, next_value, s.reward, terminated, truncated, s.ratio))
-    advantage = puff_advantage(
-        *inputs, gamma=config.gamma, lam=config.gae_lambda, rho_clip=config.rho_clip, c_clip=config.c_clip
-    )
+    advantage, priority = advantage_and_priority(
+        *inputs, valid=valid, gamma=config.gamma, lam=config.gae_lambda, alpha=config.alpha,
+        rho_clip=config.rho_clip, c_clip=config.c_clip,
+    )  # fmt: skip
     if config.puffer_compat:
         advantage = torch.nn.functional.pad(advantage, (0, 1))
-    return advantage if s.valid is None else torch.where(s.valid, advantage, 0)
-
-
-def segment_priority(advantage: Tensor, alpha: float) -> Tensor:
-    """(N,) unnormalised priorities w_i = (sum_t |A_it|)^alpha, alpha already applied; w = 1 where alpha is 0."""
-    return advantage.abs().sum(1).pow(alpha)
+    return advantage, priority

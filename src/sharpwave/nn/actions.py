@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sharpwave.envs.base import Continuous, Discrete
-from sharpwave.ops.ppo_loss import PPOLoss, ppo_loss_categorical, ppo_loss_gaussian
+from sharpwave.ops.ppo_loss import PPOGradient, ppo_gradient_categorical, ppo_gradient_gaussian
 from sharpwave.ops.ppo_loss.reference import gaussian
 
 
@@ -73,9 +73,9 @@ class CategoricalActions:
         """(N,) for one head, (N, heads) for several."""
         return action.squeeze(1) if self.columns == 1 else action
 
-    def loss(self, logits: Tensor, log_std: Tensor | None, mask: Tensor | None, **rows) -> PPOLoss:
-        """`ppo_loss_categorical` of these heads."""
-        return ppo_loss_categorical(logits, mask=mask, nvec=self.nvec, **rows)
+    def gradient(self, output: Tensor, log_std: Tensor | None, mask: Tensor | None, *rows, **options) -> PPOGradient:
+        """`ppo_gradient_categorical` of these heads."""
+        return ppo_gradient_categorical(output, *rows, mask=mask, nvec=self.nvec, **options)
 
 
 class GaussianActions:
@@ -114,10 +114,10 @@ class GaussianActions:
         """(N, dim), as it is."""
         return action
 
-    def loss(self, mean: Tensor, log_std: Tensor | None, mask: Tensor | None, **rows) -> PPOLoss:
-        """`ppo_loss_gaussian`; there is no mask."""
+    def gradient(self, output: Tensor, log_std: Tensor | None, mask: Tensor | None, *rows, **options) -> PPOGradient:
+        """`ppo_gradient_gaussian`; there is no mask."""
         assert log_std is not None and mask is None
-        return ppo_loss_gaussian(mean, log_std, **rows)
+        return ppo_gradient_gaussian(output, log_std, *rows, **options)
 
 
 def action_distribution(action: Discrete | Continuous) -> CategoricalActions | GaussianActions:

@@ -9,14 +9,26 @@ from torch.nn import functional as F
 ALIGNMENT = 8  # a bf16 GEMM whose widths are no multiples of this takes 4 to 5 times as long on an H200
 
 
+def rounded_copy(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K, H) in `dtype`, padded with zeros until both are multiples of ALIGNMENT."""
+    rows, cols = weight.shape
+    return F.pad(weight.detach().to(dtype), (0, -cols % ALIGNMENT, 0, -rows % ALIGNMENT)).contiguous()
+
+
 class AlignedLinear(nn.Linear):
     """A linear layer that also takes inputs padded with zeros to a multiple of ALIGNMENT; a GPU's it pads itself.
 
-    There a GEMM whose inner dimension is no such multiple takes 4 to 5 times as long.
+    There a GEMM whose inner dimension is no such multiple takes 4 to 5 times as long. Where `rounded`, a
+    `rounded_copy` of the weight, is set, the product is of it, and the weight's gradient has float32 sums.
     """
+
+    rounded: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         x = input
+        if self.rounded is not None:
+            y = _rounded_linear(x, self.weight, self.rounded, None)[..., : self.out_features]
+            return y if self.bias is None else y + self.bias.to(y.dtype)
         if x.is_cuda and x.shape[-1] == self.in_features:
             if torch.is_autocast_enabled("cuda"):
                 x = x.to(torch.get_autocast_dtype("cuda"))
@@ -24,7 +36,7 @@ class AlignedLinear(nn.Linear):
         return F.linear(x, F.pad(self.weight, (0, x.shape[-1] - self.in_features)), self.bias)
 
 
-def linear_float32(x: Tensor, weight: Tensor) -> Tensor:
+def linear_float32(x: Tensor, weight: Tensor, rounded: Tensor | None = None) -> Tensor:
     """x @ weight^T in float32 out, whatever autocast says: for a value and the logits.
 
     A value of 1 in bf16 moves in steps of 0.4 %, more than most advantages, and a log-probability makes ratios off by
@@ -32,28 +44,48 @@ def linear_float32(x: Tensor, weight: Tensor) -> Tensor:
 
     Args:
         x: (..., H), bf16, or float32 and then computed in float32. weight: (K, H) float32.
+        rounded: a `rounded_copy` of the weight, where one is at hand.
 
     Returns:
         (..., K) float32; for bf16 x on a GPU (..., K'), padded with zeros to a multiple of ALIGNMENT.
     """
     if x.is_cuda and x.dtype == torch.bfloat16:
-        y = _Float32Out.apply(x.reshape(-1, x.shape[-1]), F.pad(weight, (0, 0, 0, -weight.shape[0] % ALIGNMENT)))
-        return y.view(*x.shape[:-1], -1)
+        narrow = rounded_copy(weight, x.dtype) if rounded is None else rounded
+        return _rounded_linear(x, weight, narrow, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x.to(weight.dtype), weight)
 
 
-class _Float32Out(torch.autograd.Function):
-    """The GEMM of bf16 operands that keeps its float32 sums; its gradients are bf16 GEMMs."""
+def _rounded_linear(x: Tensor, weight: Tensor, rounded: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+    wide = rounded.shape[1]
+    if x.shape[-1] != wide:
+        x = F.pad(x, (0, wide - x.shape[-1]))
+    flat = x.reshape(-1, wide).to(rounded.dtype)
+    return _RoundedLinear.apply(flat, weight, rounded, out_dtype).view(*x.shape[:-1], -1)
+
+
+class _RoundedLinear(torch.autograd.Function):
+    """x @ rounded^T, for a float32 weight and its copy: no GEMM's operand is cast, and no sum is rounded twice."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        narrow = weight.to(x.dtype)
-        ctx.save_for_backward(x, narrow)
-        return torch.mm(x, narrow.t(), out_dtype=torch.float32)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, rounded: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+        ctx.save_for_backward(x, rounded)
+        ctx.shape = weight.shape
+        return product(x, rounded.t(), out_dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # ty: ignore[incompatible-method-override]
-        x, narrow = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor):  # ty: ignore[incompatible-method-override]
+        x, rounded = ctx.saved_tensors
         dy = dy.to(x.dtype)
-        return torch.mm(dy, narrow), torch.mm(dy.t(), x, out_dtype=torch.float32)
+        rows, cols = ctx.shape
+        dx = torch.mm(dy, rounded) if ctx.needs_input_grad[0] else None
+        return dx, product(dy.t(), x, torch.float32)[:rows, :cols], None, None
+
+
+def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """a @ b with float32 sums, written as `out_dtype` (a's dtype by default)."""
+    if out_dtype is None or out_dtype == a.dtype:
+        return torch.mm(a, b)
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=out_dtype)
+    return torch.mm(a.to(out_dtype), b.to(out_dtype))

@@ -48,6 +48,8 @@ class MinGRU(nn.Module):
         self.layers = layers
         self.backward = backward
         self.backend: Backend = backend
+        self.rounded: list[Tensor] | None = None
+        """Copies of the weights in the dtype to compute in, which whoever sets them keeps up to date; no state."""
         self.weights = nn.ParameterList(
             nn.Parameter(torch.empty(3 * hidden, hidden, device=device, dtype=dtype)) for _ in range(layers)
         )
@@ -79,22 +81,31 @@ class MinGRU(nn.Module):
         Raises:
             ValueError, TypeError: as `mingru_scan`; also where `state` has another number of layers.
         """
-        states = self._states(state, x)
+        x, carried = self.layers_forward(x, self._states(state, x), reset)
+        return x, torch.stack(carried)
+
+    def layers_forward(self, x: Tensor, states: Tensor, reset: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """`forward` with the layers' states apart, for callers that do not want them."""
         carried = []
-        weights = list(self.weights)
-        if torch.is_autocast_enabled(x.device.type):  # a custom op casts nothing by itself
+        weights, copies = list(self.weights), self.rounded or [None] * self.layers
+        if self.rounded is not None:
+            x = x.to(self.rounded[0].dtype)
+        elif torch.is_autocast_enabled(x.device.type):  # a custom op casts nothing by itself
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weights = x.to(dtype), [weight.to(dtype) for weight in weights]
-        for weight, layer_state in zip(weights, states, strict=True):
-            x, next_state = mingru_layer(x, weight, layer_state, reset, backward=self.backward, backend=self.backend)
+        for weight, copy, layer_state in zip(weights, copies, states, strict=True):
+            x, next_state = mingru_layer(
+                x, weight, layer_state, reset, rounded=copy, backward=self.backward, backend=self.backend
+            )
             carried.append(next_state)
-        return x, torch.stack(carried)
+        return x, carried
 
     def step(self, x: Tensor, state: Tensor | None = None, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One time step: x (B, H), state (layers, B, H) or None, reset (B,) bool -> y (B, H), next state."""
         states = self._states(state, x)
         carried = []
-        for weight, layer_state in zip(self.weights, states, strict=True):
+        for weight, layer_state in zip(self.rounded or self.weights, states, strict=True):
+            x = x.to(weight.dtype) if self.rounded is not None else x
             combined = F.linear(x, weight)
             x, next_state = mingru_step(combined, layer_state, x.to(combined.dtype), reset, backend=self.backend)
             carried.append(next_state)

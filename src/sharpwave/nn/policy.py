@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sharpwave.envs.base import Continuous, Discrete, Observation
 from sharpwave.nn.actions import GaussianActions, Sample, action_distribution
 from sharpwave.nn.encoders import EncoderKind, make_encoder
-from sharpwave.nn.linear import ALIGNMENT, linear_float32
+from sharpwave.nn.linear import ALIGNMENT, AlignedLinear, linear_float32, product, rounded_copy
 from sharpwave.nn.mingru import MinGRU
 from sharpwave.nn.normalize import ObservationNormalizer
 from sharpwave.ops.gather import gather_rows
@@ -63,13 +63,36 @@ class Policy(nn.Module):
         nn.init.uniform_(self.decoder.weight, -bound, bound)
         with torch.no_grad():
             self.decoder.weight[:-1] *= 0.01
+        self._decoder_rounded: Tensor | None = None
         self.log_std = nn.Parameter(torch.zeros(action.dim)) if isinstance(action, Continuous) else None
 
-    def gather(self, obs: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    def gather(self, obs: Tensor, index: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """Rows `index` of (N, T, *observation.shape) as `forward` reads them best: in one pass, on a GPU in `dtype`."""
         if not obs.is_cuda or self.encoder_kind == "cnn" or self.normalizer is not None:
-            return obs.index_select(0, index)
-        return gather_rows(obs.flatten(2), index, dtype=dtype, multiple=ALIGNMENT)
+            return torch.index_select(obs, 0, index, out=out)
+        return gather_rows(obs.flatten(2), index, dtype=dtype, multiple=ALIGNMENT, out=out)
+
+    def keep_rounded(self, dtype: torch.dtype) -> dict[Tensor, Tensor]:
+        """Compute from copies of the matrices in `dtype`, so that no step casts a weight; the copy of each.
+
+        Whoever changes the weights writes the copies too, as `sharpwave.optim.Muon(copies=...)` does; `load_state_dict`
+        does so by itself. Convolutions keep none.
+        """
+        copies: dict[Tensor, Tensor] = {}
+        for module in self.modules():
+            if isinstance(module, AlignedLinear):
+                module.rounded = copies[module.weight] = rounded_copy(module.weight, dtype)
+        if self.recurrent is not None:
+            self.recurrent.rounded = [weight.detach().to(dtype) for weight in self.recurrent.weights]
+            copies |= dict(zip(self.recurrent.weights, self.recurrent.rounded, strict=True))
+        self._decoder_rounded = copies[self.decoder.weight] = rounded_copy(self.decoder.weight, dtype)
+
+        def refresh(*_args) -> None:
+            for weight, copy in copies.items():
+                copy[: weight.shape[0], : weight.shape[1]].copy_(weight.detach())
+
+        self.register_load_state_dict_post_hook(refresh)
+        return copies
 
     def initial_state(self, batch: int) -> Tensor:
         """(layers, batch, H) zeros on the weights' device."""
@@ -82,11 +105,32 @@ class Policy(nn.Module):
             obs: (B, T, *observation.shape). state: (layers, B, H), before each segment's first step.
             reset: (B, T) bool, true where obs is the first of an episode: the state is taken as 0 there.
         """
-        b, t = obs.shape[:2]
-        x = self._encode(obs.flatten(0, 1)).view(b, t, self.hidden)
+        x = self._encode_segments(obs)
         if self.recurrent is not None:
             x, state = self.recurrent(x, state, reset)
         return self._decode(x, state)
+
+    def features(self, obs: Tensor, state: Tensor, reset: Tensor | None = None) -> Tensor:
+        """(B, T, H), what the decoder reads: `forward` without it, for `decode` and `backward`."""
+        x = self._encode_segments(obs)
+        return x if self.recurrent is None else self.recurrent.layers_forward(x, state, reset)[0]
+
+    @torch.no_grad()
+    def decode(self, features: Tensor) -> Tensor:
+        """(B T, K) float32: the action's parameters, the value, and zeros where the columns are padded."""
+        return linear_float32(features.flatten(0, 1), self.decoder.weight, self._decoder_rounded)
+
+    @torch.no_grad()
+    def backward(self, features: Tensor, d_decoded: Tensor) -> None:
+        """Set the gradients of all matrices, from that of `decode`'s result, in the dtype of `features` or wider."""
+        x = features.detach().flatten(0, 1)
+        dy = d_decoded.to(x.dtype)
+        weight = self.decoder.weight
+        if dy.shape[1] != weight.shape[0] or x.dtype != weight.dtype:
+            weight = rounded_copy(weight, x.dtype) if self._decoder_rounded is None else self._decoder_rounded
+        dx = torch.mm(dy, weight)[:, : self.hidden]
+        self.decoder.weight.grad = product(dy.t(), x, torch.float32)[: self.decoder.weight.shape[0]]
+        features.backward(dx.view_as(features))
 
     def step(self, obs: Tensor, state: Tensor, reset: Tensor | None = None) -> PolicyOutput:
         """Read one step: obs (B, *observation.shape), state (layers, B, H), reset (B,) bool."""
@@ -111,7 +155,10 @@ class Policy(nn.Module):
     def _encode(self, obs: Tensor) -> Tensor:
         return self.encoder(obs if self.normalizer is None else self.normalizer(obs))
 
+    def _encode_segments(self, obs: Tensor) -> Tensor:
+        return self._encode(obs.flatten(0, 1)).view(*obs.shape[:2], self.hidden)
+
     def _decode(self, x: Tensor, state: Tensor) -> PolicyOutput:
-        y = linear_float32(x, self.decoder.weight)
+        y = linear_float32(x, self.decoder.weight, self._decoder_rounded)
         params, value, _ = y.split([self.actions.width, 1, y.shape[-1] - self.actions.width - 1], -1)
         return PolicyOutput(params, value.squeeze(-1), state)

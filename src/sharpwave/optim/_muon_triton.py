@@ -59,7 +59,7 @@ def _sums_kernel(g_ptr, tiles_ptr, table_ptr, sums_ptr, bad_ptr, n, TILE: tl.con
 def _momentum_kernel(
     g_ptr, tiles_ptr, table_ptr, sums_ptr, bad_ptr, keep_ptr, control_ptr, norm_ptr, skipped_ptr, first_bad_ptr, x_ptr,
     max_norm, mu,
-    HAS_KEEP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    HAS_KEEP: tl.constexpr, KEEP_FINITE: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The new momentum; each matrix's update over its length, wide; and what the step comes to, for the last kernel."""
     pid, tiles = tl.program_id(0), tl.num_programs(0)
@@ -84,7 +84,10 @@ def _momentum_kernel(
     finite = tl.where(tl.abs(norm) < float("inf"), 1, 0)
     keep = finite
     if HAS_KEEP:
-        keep = tl.where(tl.load(keep_ptr) != 0, finite, 0)
+        if KEEP_FINITE:
+            keep = tl.where(tl.abs(tl.load(keep_ptr).to(tl.float32)) < float("inf"), finite, 0)
+        else:
+            keep = tl.where(tl.load(keep_ptr) != 0, finite, 0)
     scale = tl.minimum(max_norm / (norm + 1e-6), 1.0)
     if pid == 0:
         tl.store(norm_ptr, norm)
@@ -226,9 +229,7 @@ class Plan:
             short, long = (cols, rows) if tall else (rows, cols)
             side, width = _round_up(short, TILE), _round_up(long, TILE)
             copied = (0, 0) if copy is None else (copy.data_ptr(), copy.stride(0))
-            table.append(
-                (p.data_ptr(), m.data_ptr(), *copied, offset, p.numel(), cols, matrix, tall, place, width)
-            )
+            table.append((p.data_ptr(), m.data_ptr(), *copied, offset, p.numel(), cols, matrix, tall, place, width))
             tiles += [(i, r, c) for r in range(triton.cdiv(rows, TILE)) for c in range(triton.cdiv(cols, TILE))]
             sizes.append(max(1.0, rows / cols) ** 0.5)
             if matrix:
@@ -268,14 +269,17 @@ class Plan:
         _momentum_kernel[(n_tiles,)](
             g, self.tiles, self.table, self.sums, self.bad, keep, self.control, grad_norm, skipped, first_bad, self.x,
             min(max_norm, torch.finfo(torch.float32).max), mu,
-            HAS_KEEP=keep is not None, TILES=min(1024, triton.next_power_of_2(n_tiles)), TILE=TILE, num_warps=4,
+            HAS_KEEP=keep is not None, KEEP_FINITE=keep is not None and keep.is_floating_point(),
+            TILES=min(1024, triton.next_power_of_2(n_tiles)), TILE=TILE, num_warps=4,
         )  # fmt: skip
         x, following = self.x, self.following
         for a, b, c in self.coefficients if x.numel() else ():
             options = {"BLOCK": TILE, "num_warps": 4, "num_stages": 3}
             n = self.grams.shape[0]
             _gram_kernel[(n,)](x, self.gram, self.grams, 0.0, 1.0, POLYNOMIAL=False, BLOCK_K=128, **options)
-            _gram_kernel[(n,)](self.gram, self.polynomial, self.polynomials, b, c, POLYNOMIAL=True, BLOCK_K=64, **options)
+            _gram_kernel[(n,)](
+                self.gram, self.polynomial, self.polynomials, b, c, POLYNOMIAL=True, BLOCK_K=64, **options
+            )
             _product_kernel[(self.products.shape[0],)](
                 x, self.polynomial, following, self.products, a, BLOCK_K=64, **options
             )
@@ -292,6 +296,8 @@ def _pointers(params: Sequence[Tensor]) -> list[int]:
 def usable(params: Sequence[Tensor], dtype: torch.dtype) -> bool:
     """Whether the kernels serve these parameters with Newton-Schulz steps in `dtype`."""
     fits_32_bits = sum(p.numel() for p in params) < 2**31
-    return dtype == torch.bfloat16 and fits_32_bits and all(
-        p.dtype == torch.float32 and p.is_contiguous() and math.prod(p.shape) > 0 for p in params
+    return (
+        dtype == torch.bfloat16
+        and fits_32_bits
+        and all(p.dtype == torch.float32 and p.is_contiguous() and math.prod(p.shape) > 0 for p in params)
     )

@@ -131,7 +131,10 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None, *, keep: Tensor | None = None):
-        """One step, or none (without a host wait) where the 0-d bool tensor `keep` is false; the closure's loss."""
+        """One step, or none (without a host wait) where `keep` forbids it; returns the closure's loss.
+
+        `keep` is a 0-d tensor: a bool, or a number (the loss) that must be finite.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -146,6 +149,8 @@ class Muon(torch.optim.Optimizer):
                 bounds = group["momentum"], group["max_grad_norm"]
                 plan.step(grads, lr, *bounds, keep, self.grad_norm, self.skipped, self.first_bad)
             elif params:
+                if keep is not None and keep.is_floating_point():
+                    keep = keep.isfinite()
                 self._step(group, params, keep)
                 for p in params:
                     if id(p) in self._copies:

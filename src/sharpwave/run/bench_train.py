@@ -33,10 +33,8 @@ class TrainBenchmark:
     """What the network computes in; auto: bfloat16 on a GPU, float32 on a CPU."""
     threads: int = 1
     """CPU threads, as in a run."""
-    updates: int | None = None
-    """Updates in a timed run. Default: 20 on a GPU, 3 on a CPU."""
     repeats: int | None = None
-    """Timed runs; the median is reported. Default: 7 on a GPU, 3 on a CPU."""
+    """Timed epochs; the median is reported. Default: 7 on a GPU, 3 on a CPU."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -45,7 +43,7 @@ class TrainBenchmark:
         on_gpu = self.device.startswith("cuda") or (self.device == "auto" and cuda)
         given = {name: value for name, value in asdict(self).items() if value is not None}
         full = replace(self, **((ON_GPU if on_gpu else ON_CPU) | given))
-        for name in ("updates", "repeats", "threads"):
+        for name in ("repeats", "threads"):
             if getattr(full, name) < 1:
                 raise UserError(f"--{name} must be at least 1; got {getattr(full, name)}")
         return full
@@ -53,11 +51,11 @@ class TrainBenchmark:
 
 ON_GPU: dict[str, Any] = {
     "num_envs": 8192, "horizon": 128, "minibatch": (32768, 8192), "observation_size": 843, "num_actions": 43,
-    "hidden": 256, "layers": 3, "updates": 20, "repeats": 7,
+    "hidden": 256, "layers": 3, "repeats": 7,
 }  # fmt: skip
 ON_CPU: dict[str, Any] = {
     "num_envs": 64, "horizon": 64, "minibatch": (2048, 512), "observation_size": 32, "num_actions": 8,
-    "hidden": 128, "layers": 2, "updates": 3, "repeats": 3,
+    "hidden": 128, "layers": 2, "repeats": 3,
 }  # fmt: skip
 
 
@@ -72,7 +70,7 @@ def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
 
     assert options.num_envs is not None and options.horizon is not None
     assert options.hidden is not None and options.layers is not None
-    assert options.updates is not None and options.repeats is not None
+    assert options.repeats is not None
     repeats = options.repeats
     n_steps = options.num_envs * options.horizon
     config = PPOConfig(
@@ -94,39 +92,37 @@ def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
         if cuda:
             torch.cuda.synchronize()
 
-    def seconds(fn, count: int) -> tuple[float, float]:
-        """Median and largest seconds of `count` calls."""
+    def seconds(fn) -> tuple[float, float]:
+        """Median and largest seconds of a call."""
         times = []
         for _ in range(repeats):
             wait()
             start = time.perf_counter()
-            for _ in range(count):
-                fn()
+            fn()
             wait()
             times.append(time.perf_counter() - start)
         return statistics.median(times), max(times)
 
     for _ in range(3):
         agent._run_rollout()
-    for _ in range(3):
-        agent._run_update()
-    update, update_max = (t / options.updates for t in seconds(agent._run_update, options.updates))
-    rollout, _ = seconds(agent._run_rollout, 1)
+        agent._train()
     updates = agent.config.updates_per_epoch
+    train, train_max = seconds(agent._train)
+    rollout, _ = seconds(agent._run_rollout)
     result = {
         "minibatch": minibatch,
         "dtype": agent.config.dtype,
-        "train_sps": minibatch / update,
-        "train_sps_worst": minibatch / update_max,
+        "train_sps": updates * minibatch / train,
+        "train_sps_worst": updates * minibatch / train_max,
         "rollout_sps": n_steps / rollout,
-        "sps": n_steps / (rollout + updates * update),
-        "update_us": update * 1e6,
+        "sps": n_steps / (rollout + train),
+        "update_us": train / updates * 1e6,
         "rollout_us_per_step": rollout / options.horizon * 1e6,
         "updates_per_epoch": updates,
     }
     if cuda:
-        graph = agent._run_update.graph
-        assert graph is not None
+        result["nodes"] = agent._run_update.nodes()
+        result["rollout_nodes_per_step"] = (agent._run_rollout.nodes() or 0) / options.horizon
         result["peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
     agent.close()
     return result
@@ -154,11 +150,12 @@ def main(options: TrainBenchmark) -> int:
         return 0
     print(", ".join(machine(options.device).values()))
     print(
-        f"{'minibatch':>9} {'dtype':>9} {'train SPS':>12} {'rollout SPS':>12} {'SPS':>12} {'us/update':>10} {'GiB':>6}"
+        f"{'minibatch':>9} {'dtype':>9} {'train SPS':>12} {'rollout SPS':>12} {'SPS':>12} "
+        f"{'us/update':>10} {'nodes':>6} {'GiB':>6}"
     )
     for r in rows:
         print(
             f"{r['minibatch']:>9} {r['dtype']:>9} {r['train_sps']:>12,.0f} {r['rollout_sps']:>12,.0f} "
-            f"{r['sps']:>12,.0f} {r['update_us']:>10.1f} {r.get('peak_memory_gib', 0):>6.1f}"
+            f"{r['sps']:>12,.0f} {r['update_us']:>10.1f} {r.get('nodes') or '':>6} {r.get('peak_memory_gib', 0):>6.1f}"
         )
     return 0

@@ -1,5 +1,6 @@
 """A function on static tensors, run as one CUDA graph."""
 
+import ctypes
 from collections.abc import Callable, Iterable
 
 import torch
@@ -52,12 +53,25 @@ class Captured:
             self.graph.replay()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         for generator in self.generators:
             graph.register_generator_state(generator)
         with torch.cuda.graph(graph):
             self.fn()
+        graph.instantiate()
         return graph
+
+    def nodes(self) -> int | None:
+        """Number of the graph's nodes (kernels, copies, fills); None before the capture, or where CUDA cannot say."""
+        if self.graph is None or torch.version.cuda is None:
+            return None
+        try:
+            runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+        except OSError:
+            return None
+        count = ctypes.c_size_t()
+        failed = runtime.cudaGraphGetNodes(ctypes.c_void_p(self.graph.raw_cuda_graph()), None, ctypes.byref(count))
+        return None if failed else count.value
 
     def _on_side_stream(self, fn: Callable[[], None]) -> None:
         stream, current = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
@@ -65,3 +79,34 @@ class Captured:
         with torch.cuda.stream(stream):
             fn()
         current.wait_stream(stream)
+
+
+class Branch:
+    """Work beside the current stream: a side stream of a CUDA device, a parallel branch in a captured graph.
+
+        branch = Branch(device)
+        with branch:          # after all that was enqueued so far
+            ...
+        ...                   # at the same time
+        branch.join()         # what follows waits for the branch
+
+    On other devices the block simply runs. What a block allocates must not be freed before `join`.
+    """
+
+    def __init__(self, device: torch.device):
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            self._context = torch.cuda.stream(self._stream)
+            self._context.__enter__()
+
+    def __exit__(self, *error) -> None:
+        if self._stream is not None:
+            self._context.__exit__(*error)
+
+    def join(self) -> None:
+        """Make the current stream wait for what was enqueued in the branch."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)

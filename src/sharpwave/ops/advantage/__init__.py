@@ -71,6 +71,55 @@ def puff_advantage(
 
     Source: Schulman et al. 2016 (arXiv 1506.02438), eq. 16; Espeholt et al. 2018 (arXiv 1802.01561), eq. 1.
     """
+    _check(value, next_value, reward, terminated, truncated, ratio)
+    return _op(value, next_value, reward, terminated, truncated, ratio, gamma, lam, rho_clip, c_clip, backend=backend)
+
+
+def advantage_and_priority(
+    value: Tensor,
+    next_value: Tensor,
+    reward: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    ratio: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    alpha: float,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+    valid: Tensor | None = None,
+    backend: _backends.Backend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Advantages of segments, and how much each segment matters; in one launch on a GPU.
+
+        A = puff_advantage(...), then 0 where a step is not valid;     w_i = (sum_t |A_it|)^alpha
+
+    Args:
+        alpha: in [0, 1]; 0 makes every finite w 1.
+        valid: (N, T) bool, or None where every step is.
+        The rest: as in `puff_advantage`.
+
+    Returns:
+        A (N, T), and w (N,): NaN where a segment's sum is not finite, whatever alpha. No gradient.
+
+    Raises: as `puff_advantage`.
+    """
+    _check(value, next_value, reward, terminated, truncated, ratio)
+    inputs = (value, next_value, reward, terminated, truncated, ratio)
+    if _backends.choose("advantage", value.device.type, backend) == "triton":
+        impl = _backends.load("advantage", value.device, backend)
+        return impl.advantage_and_priority(*inputs, valid, gamma, lam, rho_clip, c_clip, alpha)
+    advantage = _kernel(*inputs, gamma, lam, rho_clip, c_clip, backend=backend)
+    if valid is not None:
+        advantage = torch.where(valid, advantage, 0)
+    size = advantage.abs().sum(1)
+    return advantage, torch.where(size.isfinite(), size.pow(alpha), torch.nan)
+
+
+def _check(
+    value: Tensor, next_value: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, ratio: Tensor
+) -> None:  # fmt: skip
     if value.ndim != 2 or value.shape[1] == 0:
         raise ValueError(f"value must be (N, T) with T >= 1; got shape {tuple(value.shape)}")
     for name, x in {"next_value": next_value, "reward": reward, "ratio": ratio}.items():
@@ -83,4 +132,3 @@ def puff_advantage(
             raise ValueError(f"{name} must have value's shape {tuple(value.shape)}; got {tuple(x.shape)}")
         if x.dtype != torch.bool:
             raise TypeError(f"{name} must be bool; got {x.dtype}: pass {name} > 0")
-    return _op(value, next_value, reward, terminated, truncated, ratio, gamma, lam, rho_clip, c_clip, backend=backend)

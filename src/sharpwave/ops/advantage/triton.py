@@ -20,19 +20,25 @@ def _puff_advantage_kernel(
     terminated_ptr,
     truncated_ptr,
     ratio_ptr,
+    valid_ptr,
     out_ptr,
+    priority_ptr,
     n_segments,
     horizon,
     gamma,
     lam,
     rho_clip,
     c_clip,
+    alpha,
+    HAS_VALID: tl.constexpr,
+    PRIORITY: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
     offs_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < n_segments
     carry = tl.zeros([BLOCK_N], tl.float32)
+    size = tl.zeros([BLOCK_N], tl.float32)
     n_blocks = tl.cdiv(horizon, BLOCK_T)
     for block in range(n_blocks):
         offs_t = (n_blocks - 1 - block) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -56,9 +62,17 @@ def _puff_advantage_kernel(
         delta = tl.where(mask, delta, 0.0)
         slope, local = tl.associative_scan((decay, delta), 1, _affine, reverse=True)
         advantage = tl.fma(slope, tl.broadcast_to(carry[:, None], [BLOCK_N, BLOCK_T]), local)
-        tl.store(out_ptr + offs, advantage, mask=mask)
         first = (tl.arange(0, BLOCK_T) == 0)[None, :]
         carry = tl.sum(tl.where(first, advantage, 0.0), 1)
+        if HAS_VALID:
+            advantage = tl.where(tl.load(valid_ptr + offs, mask=mask, other=0) != 0, advantage, 0.0)
+        tl.store(out_ptr + offs, advantage, mask=mask)
+        size += tl.sum(tl.where(mask, tl.abs(advantage), 0.0), 1)
+    if PRIORITY:
+        priority = tl.where(size == 0.0, 0.0, tl.exp2(alpha * tl.log2(tl.maximum(size, 1e-45))))
+        priority = tl.where(alpha == 0.0, 1.0, priority)
+        priority = tl.where(size < float("inf"), priority, float("nan"))
+        tl.store(priority_ptr + offs_n, priority, mask=mask_n)
 
 
 def puff_advantage(
@@ -74,16 +88,47 @@ def puff_advantage(
     c_clip: float,
 ) -> Tensor:
     """Same as `reference.puff_advantage`, float32 only; sums are reassociated within blocks of time."""
+    inputs = (value, next_value, reward, terminated, truncated, ratio)
+    return _launch(inputs, None, None, gamma, lam, rho_clip, c_clip, 0.0)
+
+
+def advantage_and_priority(
+    value: Tensor,
+    next_value: Tensor,
+    reward: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    ratio: Tensor,
+    valid: Tensor | None,
+    gamma: float,
+    lam: float,
+    rho_clip: float,
+    c_clip: float,
+    alpha: float,
+) -> tuple[Tensor, Tensor]:
+    """Same as `puff_advantage` and the sums after it, in the one launch."""
+    priority = value.new_empty(value.shape[0])
+    inputs = (value, next_value, reward, terminated, truncated, ratio)
+    return _launch(inputs, valid, priority, gamma, lam, rho_clip, c_clip, alpha), priority
+
+
+def _launch(
+    inputs: tuple[Tensor, ...], valid: Tensor | None, priority: Tensor | None,
+    gamma: float, lam: float, rho_clip: float, c_clip: float, alpha: float,
+) -> Tensor:  # fmt: skip
+    value = inputs[0]
     if value.dtype != torch.float32:
         raise TypeError(
             f"the triton backend of puff_advantage takes float32; got {value.dtype}: use backend='reference'"
         )
     n, horizon = value.shape
-    tensors = [x.contiguous() for x in (value, next_value, reward, terminated, truncated, ratio)]
+    tensors = [x.contiguous() for x in inputs]
     out = torch.empty_like(tensors[0])
     block_t = min(triton.next_power_of_2(horizon), 128)
     block_n = max(1, 1024 // block_t)
     _puff_advantage_kernel[(triton.cdiv(n, block_n),)](
-        *tensors, out, n, horizon, gamma, lam, rho_clip, c_clip, BLOCK_N=block_n, BLOCK_T=block_t
-    )
+        *tensors, None if valid is None else valid.contiguous(), out, priority, n, horizon,
+        gamma, lam, rho_clip, c_clip, alpha,
+        HAS_VALID=valid is not None, PRIORITY=priority is not None, BLOCK_N=block_n, BLOCK_T=block_t,
+    )  # fmt: skip
     return out

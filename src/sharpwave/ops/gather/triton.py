@@ -1,5 +1,7 @@
 """Selecting, casting and padding rows for GPUs, in one pass."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -28,13 +30,48 @@ def _gather_kernel(
         )
 
 
-def gather_rows(source: Tensor, index: Tensor, dtype: torch.dtype, multiple: int) -> Tensor:
+@triton.jit
+def _fields_kernel(sources, outs, index_ptr, WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    m = tl.program_id(0).to(tl.int64)
+    row = tl.load(index_ptr + m)
+    for i in tl.static_range(len(WORDS)):
+        if tl.program_id(1) == i:
+            for start in range(0, WORDS[i], BLOCK):
+                offs = start + tl.arange(0, BLOCK)
+                mask = offs < WORDS[i]
+                tl.store(
+                    outs[i] + m * WORDS[i] + offs, tl.load(sources[i] + row * WORDS[i] + offs, mask=mask), mask=mask
+                )
+
+
+def gather_fields(sources: Sequence[Tensor], index: Tensor, out: Sequence[Tensor]) -> None:
+    """Same as `reference.gather_fields`; rows are copied as the widest words they are made of."""
+    pairs = [_as_words(s, o) for s, o in zip(sources, out, strict=True) if o.numel()]
+    if not pairs:
+        return
+    words = tuple(s[0].numel() for s, _ in pairs)
+    _fields_kernel[(index.shape[0], len(pairs))](
+        tuple(s for s, _ in pairs), tuple(o for _, o in pairs), index,
+        WORDS=words, BLOCK=min(1024, triton.next_power_of_2(max(words))), num_warps=1,
+    )  # fmt: skip
+
+
+def _as_words(source: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as (rows, words) of int32 where a row is a whole number of those, else of bytes."""
+    source, out = (x.reshape(x.shape[0], -1).view(torch.uint8) for x in (source, out))
+    if source.shape[1] % 4 == 0 and source.data_ptr() % 4 == out.data_ptr() % 4 == 0:
+        return source.view(torch.int32), out.view(torch.int32)
+    return source, out
+
+
+def gather_rows(source: Tensor, index: Tensor, dtype: torch.dtype, multiple: int, out: Tensor | None = None) -> Tensor:
     """Same as `reference.gather_rows`; any dtypes that Triton can cast between."""
     source = source.contiguous()
     width = source.shape[-1]
     rows = source[0].numel() // max(width, 1)
     wide = -(-width // multiple) * multiple
-    out = torch.empty(index.shape[0], *source.shape[1:-1], wide, dtype=dtype, device=source.device)
+    if out is None:
+        out = torch.empty(index.shape[0], *source.shape[1:-1], wide, dtype=dtype, device=source.device)
     if out.numel() == 0:
         return out
     scale = source.dtype == torch.uint8 and dtype.is_floating_point

@@ -11,7 +11,15 @@ from sharpwave.ops._library import register
 from sharpwave.ops.ppo_loss import reference
 from sharpwave.ops.ppo_loss.reference import STATS
 
-__all__ = ["STATS", "PPOLoss", "ppo_loss_categorical", "ppo_loss_gaussian"]
+__all__ = [
+    "STATS",
+    "PPOGradient",
+    "PPOLoss",
+    "ppo_gradient_categorical",
+    "ppo_gradient_gaussian",
+    "ppo_loss_categorical",
+    "ppo_loss_gaussian",
+]
 
 
 class PPOLoss(NamedTuple):
@@ -23,6 +31,21 @@ class PPOLoss(NamedTuple):
     """(n,) float32, pi(a|s) / pi_old(a|s); no gradient."""
     stats: Tensor
     """(6,) float32, the means named in STATS; no gradient."""
+
+
+class PPOGradient(NamedTuple):
+    """What a PPO loss comes to on a network's output, and its gradient there; nothing is differentiable."""
+
+    loss: Tensor
+    """0-d float32."""
+    ratio: Tensor
+    """(n,) float32, pi(a|s) / pi_old(a|s)."""
+    stats: Tensor
+    """(6,) float32, the means named in STATS."""
+    d_output: Tensor
+    """(n, K), d loss / d output; 0 in the columns past the value."""
+    d_log_std: Tensor | None
+    """d loss / d log_std, in its shape; None for categorical actions."""
 
 
 def _categorical_kernel(
@@ -240,3 +263,115 @@ def ppo_loss_gaussian(
             clip, vf_clip, vf_coef, backend=backend,
         )[:3]
     )  # fmt: skip
+
+
+def ppo_gradient_categorical(
+    output: Tensor,
+    *rows: Tensor,
+    nvec: Sequence[int],
+    clip: float,
+    vf_clip: float,
+    vf_coef: float,
+    mask: Tensor | None = None,
+    valid: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    backend: _backends.Backend = "auto",
+) -> PPOGradient:
+    """`ppo_loss_categorical` of a network's output as it is, and the gradient there: no graph, no copies around it.
+
+    Args:
+        output: (n, K) float32, K > W = sum(nvec): W logits, the value, and columns that mean nothing.
+        rows: action, old_logprob, old_value, advantage, weight and ent_coef, as there. `weight` may be (m,), each entry
+            for n / m consecutive rows.
+        nvec, clip, vf_clip, vf_coef, mask, valid, backend: as there.
+        dtype: of the gradient, output's by default.
+
+    Returns, raises: see `PPOGradient` and `ppo_loss_categorical`.
+    """
+    action, old_logprob, old_value, advantage, weight, ent_coef = rows
+    width, n = sum(nvec), output.shape[0]
+    _check_gradient(output, width, weight, n)
+    logits, value = output[:, :width], output[:, width]
+    dtype = dtype or output.dtype
+    name = _backends.choose("ppo_loss", output.device.type, backend)
+    if name == "reference":
+        with torch.enable_grad():
+            leaf = output.detach().requires_grad_()
+            out = ppo_loss_categorical(
+                leaf[:, :width], leaf[:, width], action, old_logprob, old_value, advantage, _each_row(weight, n),
+                ent_coef, nvec=nvec, clip=clip, vf_clip=vf_clip, vf_coef=vf_coef, mask=mask, valid=valid,
+                backend=backend,
+            )  # fmt: skip
+            (d,) = torch.autograd.grad(out.loss, leaf)
+        return PPOGradient(out.loss.detach(), out.ratio, out.stats, d.to(dtype), None)
+    common = (action, old_logprob, old_value, advantage)
+    rest = (mask, valid, ent_coef, list(nvec), clip, vf_clip, vf_coef)
+    impl = _backends.load("ppo_loss", output.device, backend)
+    if name == "triton":
+        joint = torch.empty(output.shape, dtype=dtype, device=output.device)
+        loss, ratio, stats, *_ = impl.categorical(logits, value, *common, weight, *rest, joint=joint)
+        return PPOGradient(loss, ratio, stats, joint, None)
+    loss, ratio, stats, d_logits, d_value = impl.categorical(logits, value, *common, _each_row(weight, n), *rest)
+    return PPOGradient(loss, ratio, stats, _side_by_side(d_logits, d_value, output).to(dtype), None)
+
+
+def ppo_gradient_gaussian(
+    output: Tensor,
+    log_std: Tensor,
+    *rows: Tensor,
+    clip: float,
+    vf_clip: float,
+    vf_coef: float,
+    valid: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    backend: _backends.Backend = "auto",
+) -> PPOGradient:
+    """`ppo_loss_gaussian` of a network's output as it is, and the gradient there and at log_std.
+
+    Args:
+        output: (n, K) float32: D means, the value, and columns that mean nothing; D is action's width.
+        log_std: (D,).
+        rows, the rest: as in `ppo_gradient_categorical`.
+    """
+    action, old_logprob, old_value, advantage, weight, ent_coef = rows
+    width, n = action.shape[1], output.shape[0]
+    _check_gradient(output, width, weight, n)
+    dtype = dtype or output.dtype
+    common = (action, old_logprob, old_value, advantage)
+    coefficients = {"clip": clip, "vf_clip": vf_clip, "vf_coef": vf_coef}
+    if _backends.choose("ppo_loss", output.device.type, backend) == "reference":
+        with torch.enable_grad():
+            leaf, deviation = output.detach().requires_grad_(), log_std.detach().requires_grad_()
+            out = ppo_loss_gaussian(
+                leaf[:, :width], deviation, leaf[:, width], *common, _each_row(weight, n), ent_coef, valid=valid,
+                backend=backend, **coefficients,
+            )  # fmt: skip
+            d, d_log_std = torch.autograd.grad(out.loss, (leaf, deviation))
+        return PPOGradient(out.loss.detach(), out.ratio, out.stats, d.to(dtype), d_log_std)
+    impl = _backends.load("ppo_loss", output.device, backend)
+    mean, value, wide = output[:, :width], output[:, width], log_std.detach().expand(n, width)
+    rest = (valid, ent_coef, clip, vf_clip, vf_coef)
+    if _backends.choose("ppo_loss", output.device.type, backend) == "triton":
+        joint = torch.empty(output.shape, dtype=dtype, device=output.device)
+        loss, ratio, stats, _, d_log_std, _ = impl.gaussian(mean, wide, value, *common, weight, *rest, joint=joint)
+        return PPOGradient(loss, ratio, stats, joint, d_log_std.sum(0))
+    loss, ratio, stats, d_mean, d_log_std, d_value = impl.gaussian(
+        mean, wide, value, *common, _each_row(weight, n), *rest
+    )
+    return PPOGradient(loss, ratio, stats, _side_by_side(d_mean, d_value, output).to(dtype), d_log_std.sum(0))
+
+
+def _check_gradient(output: Tensor, width: int, weight: Tensor, n: int) -> None:
+    if output.ndim != 2 or output.shape[1] <= width:
+        raise ValueError(f"output must be (n, K) with K > {width}, the value's column; got {tuple(output.shape)}")
+    if weight.ndim != 1 or weight.shape[0] == 0 or n % weight.shape[0]:
+        raise ValueError(f"weight must be (m,) with m a divisor of n = {n}; got {tuple(weight.shape)}")
+
+
+def _each_row(weight: Tensor, n: int) -> Tensor:
+    return weight.repeat_interleave(n // weight.shape[0])
+
+
+def _side_by_side(d_params: Tensor, d_value: Tensor, output: Tensor) -> Tensor:
+    padding = output.new_zeros(output.shape[0], output.shape[1] - d_params.shape[1] - 1)
+    return torch.cat([d_params, d_value[:, None], padding], 1)

@@ -77,6 +77,21 @@ def _surrogate(logprob, value, old_logprob, old_value, advantage, a_hat, weight,
 
 
 @triton.jit
+def _store_gradient(
+    d_ptr, d_value_ptr, d, d_value, offs_m, offs_k, mask_m, WIDTH: tl.constexpr, OUT: tl.constexpr
+):  # fmt: skip
+    """OUT = 0: two tensors. Else rows of OUT columns: the parameters' gradients, the value's, and zeros."""
+    if OUT == 0:
+        tl.store(d_value_ptr + offs_m, d_value.to(d_value_ptr.dtype.element_ty), mask=mask_m)
+        mask = mask_m[:, None] & (offs_k < WIDTH)[None, :]
+        tl.store(d_ptr + offs_m[:, None] * WIDTH + offs_k[None, :], d.to(d_ptr.dtype.element_ty), mask=mask)
+    else:
+        d = tl.where((offs_k < WIDTH)[None, :], d, tl.where((offs_k == WIDTH)[None, :], d_value[:, None], 0.0))
+        mask = mask_m[:, None] & (offs_k < OUT)[None, :]
+        tl.store(d_ptr + offs_m[:, None] * OUT + offs_k[None, :], d.to(d_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _finish(
     policy, value, entropy, old_kl, kl, outside, partial_ptr, ticket_ptr, loss_ptr, stats_ptr,
     count, ent_coef, vf_coef, BLOCKS: tl.constexpr,
@@ -114,8 +129,8 @@ def _finish(
 def _categorical_kernel(
     logits_ptr, value_ptr, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr, mask_ptr, valid_ptr,
     ent_coef_ptr, ratio_ptr, d_logits_ptr, d_value_ptr, moments_ptr, partial_ptr, ticket_ptr, loss_ptr, stats_ptr,
-    n, stride_logits, stride_value, stride_action, clip, vf_clip, vf_coef,
-    NVEC: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr, HAS_VALID: tl.constexpr,
+    n, stride_logits, stride_value, stride_action, rows_per_weight, clip, vf_clip, vf_coef,
+    NVEC: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, HAS_MASK: tl.constexpr, HAS_VALID: tl.constexpr,
     PARTS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     mean, std, count = _moments(moments_ptr, PARTS)
@@ -178,25 +193,20 @@ def _categorical_kernel(
         old_logprob = tl.load(old_logprob_ptr + offs_m, mask=mask_m, other=0.0)
         old_value = tl.load(old_value_ptr + offs_m, mask=mask_m, other=0.0)
         advantage = tl.load(advantage_ptr + offs_m, mask=mask_m, other=0.0)
-        weight = tl.load(weight_ptr + offs_m, mask=mask_m, other=0.0)
+        weight = tl.load(weight_ptr + offs_m // rows_per_weight, mask=mask_m, other=0.0)
         a_hat = (advantage - mean) / (std + 1e-8)
         ratio, d_logprob, d_value, policy, value_term, old_kl, kl, outside = _surrogate(
             logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip, vf_clip
         )
         tl.store(ratio_ptr + offs_m, ratio, mask=mask_m)
         d_value = tl.where(valid, vf_coef * d_value / count, 0.0)
-        tl.store(d_value_ptr + offs_m, d_value.to(d_value_ptr.dtype.element_ty), mask=mask_m)
         d = (
             tl.where(taken, d_logprob[:, None], 0.0)
             - d_logprob[:, None] * probs
             + ent_coef * probs * (logps + entropies)
         )
         d = tl.where(valid[:, None], d / count, 0.0)
-        tl.store(
-            d_logits_ptr + offs_m[:, None] * WIDTH + offs_k[None, :],
-            d.to(d_logits_ptr.dtype.element_ty),
-            mask=mask_mk,
-        )
+        _store_gradient(d_logits_ptr, d_value_ptr, d, d_value, offs_m, offs_k, mask_m, WIDTH, OUT)
         sum_policy += tl.where(valid, policy, 0.0)
         sum_value += tl.where(valid, value_term, 0.0)
         sum_entropy += tl.where(valid, entropy, 0.0)
@@ -213,8 +223,8 @@ def _categorical_kernel(
 def _gaussian_kernel(
     mean_ptr, log_std_ptr, value_ptr, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr, valid_ptr,
     ent_coef_ptr, ratio_ptr, d_mean_ptr, d_log_std_ptr, d_value_ptr, moments_ptr, partial_ptr, ticket_ptr, loss_ptr,
-    stats_ptr, n, stride_mean, stride_log_std, stride_value, clip, vf_clip, vf_coef,
-    DIM: tl.constexpr, HAS_VALID: tl.constexpr,
+    stats_ptr, n, stride_mean, stride_log_std, stride_value, rows_per_weight, clip, vf_clip, vf_coef,
+    DIM: tl.constexpr, OUT: tl.constexpr, HAS_VALID: tl.constexpr,
     PARTS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     a_mean, a_std, count = _moments(moments_ptr, PARTS)
@@ -248,20 +258,15 @@ def _gaussian_kernel(
         old_logprob = tl.load(old_logprob_ptr + offs_m, mask=mask_m, other=0.0)
         old_value = tl.load(old_value_ptr + offs_m, mask=mask_m, other=0.0)
         advantage = tl.load(advantage_ptr + offs_m, mask=mask_m, other=0.0)
-        weight = tl.load(weight_ptr + offs_m, mask=mask_m, other=0.0)
+        weight = tl.load(weight_ptr + offs_m // rows_per_weight, mask=mask_m, other=0.0)
         a_hat = (advantage - a_mean) / (a_std + 1e-8)
         ratio, d_logprob, d_value, policy, value_term, old_kl, kl, outside = _surrogate(
             logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip, vf_clip
         )
         tl.store(ratio_ptr + offs_m, ratio, mask=mask_m)
         d_value = tl.where(valid, vf_coef * d_value / count, 0.0)
-        tl.store(d_value_ptr + offs_m, d_value.to(d_value_ptr.dtype.element_ty), mask=mask_m)
         d_mean = tl.where(valid[:, None], d_logprob[:, None] * z * inv_std / count, 0.0)
-        tl.store(
-            d_mean_ptr + offs_m[:, None] * DIM + offs_k[None, :],
-            d_mean.to(d_mean_ptr.dtype.element_ty),
-            mask=mask_mk,
-        )
+        _store_gradient(d_mean_ptr, d_value_ptr, d_mean, d_value, offs_m, offs_k, mask_m, DIM, OUT)
         d_log_std = tl.where(valid[:, None], (d_logprob[:, None] * (z * z - 1.0) - ent_coef) / count, 0.0)
         tl.store(
             d_log_std_ptr + offs_m[:, None] * DIM + offs_k[None, :],
@@ -322,21 +327,25 @@ def _row_contiguous(x: Tensor) -> Tensor:
 def categorical(
     logits: Tensor, value: Tensor, action: Tensor, old_logprob: Tensor, old_value: Tensor, advantage: Tensor,
     weight: Tensor, mask: Tensor | None, valid: Tensor | None, ent_coef: Tensor, nvec: list[int],
-    clip: float, vf_clip: float, vf_coef: float,
+    clip: float, vf_clip: float, vf_coef: float, joint: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """(loss, ratio, stats, d loss/d logits, d loss/d value)."""
+    """(loss, ratio, stats, d loss/d logits, d loss/d value).
+
+    With `joint` (n, K), K > width, both gradients go there side by side, and its other columns are set to 0; it stands
+    in their places in the result.
+    """
     _check(logits, value, old_logprob, old_value, advantage, weight)
     logits, action = _row_contiguous(logits), action.contiguous()
     rows = [x.float().contiguous() for x in (old_logprob, old_value, advantage, weight)]
     mask = None if mask is None else mask.contiguous()
     valid = None if valid is None else valid.contiguous()
-    launch = _Launch(rows[2], valid, logits.shape[1])
-    d_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    d_value = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    launch = _Launch(rows[2], valid, logits.shape[1] if joint is None else joint.shape[1])
+    d_logits, d_value = _gradients(logits, value, joint)
     _categorical_kernel[launch.grid](
         logits, value, action, *rows, mask, valid, ent_coef, launch.ratio, d_logits, d_value, launch.moments,
         launch.partial, launch.ticket, launch.loss, launch.stats, value.shape[0], logits.stride(0), value.stride(0),
-        action.stride(0), clip, vf_clip, vf_coef, NVEC=tuple(nvec), WIDTH=logits.shape[1], HAS_MASK=mask is not None,
+        action.stride(0), value.shape[0] // weight.shape[0], clip, vf_clip, vf_coef, NVEC=tuple(nvec),
+        WIDTH=logits.shape[1], OUT=0 if joint is None else joint.shape[1], HAS_MASK=mask is not None,
         HAS_VALID=valid is not None, **launch.sizes,
     )  # fmt: skip
     return launch.loss, launch.ratio, launch.stats, d_logits, d_value
@@ -345,22 +354,30 @@ def categorical(
 def gaussian(
     mean: Tensor, log_std: Tensor, value: Tensor, action: Tensor, old_logprob: Tensor, old_value: Tensor,
     advantage: Tensor, weight: Tensor, valid: Tensor | None, ent_coef: Tensor,
-    clip: float, vf_clip: float, vf_coef: float,
+    clip: float, vf_clip: float, vf_coef: float, joint: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """(loss, ratio, stats, d loss/d mean, d loss/d log_std, d loss/d value)."""
+    """(loss, ratio, stats, d loss/d mean, d loss/d log_std, d loss/d value); `joint` as in `categorical`."""
     _check(mean, log_std, value, action, old_logprob, old_value, advantage, weight)
     mean = _row_contiguous(mean)
     log_std = _row_contiguous(log_std)
     rows = [x.float().contiguous() for x in (action, old_logprob, old_value, advantage, weight)]
     valid = None if valid is None else valid.contiguous()
-    launch = _Launch(rows[3], valid, mean.shape[1])
-    d_mean = torch.empty(mean.shape, dtype=mean.dtype, device=mean.device)
-    d_value = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    launch = _Launch(rows[3], valid, mean.shape[1] if joint is None else joint.shape[1])
+    d_mean, d_value = _gradients(mean, value, joint)
     d_log_std = torch.empty(mean.shape, dtype=log_std.dtype, device=mean.device)
     _gaussian_kernel[launch.grid](
         mean, log_std, value, *rows, valid, ent_coef, launch.ratio, d_mean, d_log_std, d_value, launch.moments,
         launch.partial, launch.ticket, launch.loss, launch.stats, mean.shape[0], mean.stride(0), log_std.stride(0),
-        value.stride(0), clip, vf_clip, vf_coef, DIM=mean.shape[1], HAS_VALID=valid is not None,
-        **launch.sizes,
+        value.stride(0), value.shape[0] // weight.shape[0], clip, vf_clip, vf_coef, DIM=mean.shape[1],
+        OUT=0 if joint is None else joint.shape[1], HAS_VALID=valid is not None, **launch.sizes,
     )  # fmt: skip
     return launch.loss, launch.ratio, launch.stats, d_mean, d_log_std, d_value
+
+
+def _gradients(params: Tensor, value: Tensor, joint: Tensor | None) -> tuple[Tensor, Tensor]:
+    if joint is not None:
+        return joint, joint
+    return (
+        torch.empty(params.shape, dtype=params.dtype, device=params.device),
+        torch.empty(value.shape, dtype=value.dtype, device=value.device),
+    )
