@@ -129,3 +129,47 @@ def test_gaussian_moments_and_density(gen):
     assert torch.allclose(sample.action.std(0), log_std.exp(), rtol=0.02)
     want = torch.distributions.Normal(mean, log_std.exp()).log_prob(sample.action).sum(1)
     assert torch.allclose(sample.logprob, want, atol=1e-5)
+
+
+class TestRounded:
+    """Copies of the weights to compute from, and gradients taken beside the backward pass."""
+
+    def make(self, encoder, dtype=None):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            policy = Policy(Observation((5,), torch.float32), Discrete((3,)), hidden=16, layers=2, encoder=encoder)
+        return policy, {} if dtype is None else policy.keep_rounded(dtype)
+
+    @pytest.mark.parametrize("encoder", ["linear", "mlp"])
+    def test_same_numbers_and_gradients_as_without(self, encoder, gen):
+        plain, _ = self.make(encoder)
+        copied, copies = self.make(encoder, torch.float32)
+        assert len(copies) == sum(p.ndim == 2 for p in plain.parameters())
+        obs, state = torch.randn(4, 6, 5, generator=gen), torch.rand(2, 4, 16, generator=gen)
+        reset = torch.rand(4, 6, generator=gen) < 0.3
+        dy = torch.randn(24, 4, generator=gen)
+        for policy in (plain, copied):
+            features = policy.features(obs, state, reset)
+            out = policy(obs, state, reset)
+            y = torch.cat([out.params, out.value[..., None]], -1).flatten(0, 1)
+            assert torch.allclose(policy.decode(features)[:, :4], y, atol=1e-6)
+            policy.backward(features, dy)
+        want, got = plain(obs, state, reset), copied(obs, state, reset)
+        assert torch.allclose(want.params, got.params, atol=1e-6) and torch.allclose(want.state, got.state, atol=1e-6)
+        for p, q in zip(plain.parameters(), copied.parameters(), strict=True):
+            assert torch.allclose(p.grad, q.grad, rtol=1e-5, atol=1e-5)
+        # And they are those of autograd through all of it.
+        plain.zero_grad()
+        out = plain(obs, state, reset)
+        torch.cat([out.params, out.value[..., None]], -1).flatten(0, 1).backward(dy)
+        for p, q in zip(plain.parameters(), copied.parameters(), strict=True):
+            assert torch.allclose(p.grad, q.grad, rtol=1e-5, atol=1e-5)
+
+    def test_the_copies_are_what_is_computed_from_and_loading_writes_them(self, gen):
+        policy, copies = self.make("linear", torch.float32)
+        other = Policy(Observation((5,), torch.float32), Discrete((3,)), hidden=16, layers=2)
+        policy.load_state_dict(other.state_dict())
+        for weight, copy in copies.items():
+            assert torch.equal(copy[: weight.shape[0], : weight.shape[1]], weight.detach())
+        obs, state = torch.randn(4, 5, generator=gen), torch.rand(2, 4, 16, generator=gen)
+        assert torch.allclose(policy.step(obs, state).params, other.step(obs, state).params, atol=1e-6)

@@ -104,7 +104,7 @@ class PPO:
             self.reward_normalizer = RewardNormalizer(config.num_envs, config.gamma).to(self.device)
         self.timer = PhaseTimer(self.device)
         self.episodes = EpisodeStats(config.num_envs, self.device)
-        self._beside = Branch(self.device)
+        self._beside, self._weights = Branch(self.device), Branch(self.device)
         self._run_draw = Captured(self._first_draw, self.device)
         self._run_update = Captured(self._update, self.device)
         self._run_last_update = Captured(partial(self._update, last=True), self.device)
@@ -210,7 +210,7 @@ class PPO:
 
         with self.timer("backward"):
             self.optimizer.zero_grad()
-            policy.backward(features, d_output)
+            policy.backward(features, d_output, self._weights)
             if policy.log_std is not None:
                 policy.log_std.grad = d_log_std
         if not last:

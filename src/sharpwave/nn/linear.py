@@ -1,6 +1,7 @@
 """Linear layers whose GEMMs suit a GPU, whatever the widths."""
 
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,16 +71,16 @@ class _RoundedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, rounded: Tensor, out_dtype: torch.dtype | None) -> Tensor:
         ctx.save_for_backward(x, rounded)
-        ctx.shape = weight.shape
+        ctx.weight = weight
         return product(x, rounded.t(), out_dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor):  # ty: ignore[incompatible-method-override]
         x, rounded = ctx.saved_tensors
         dy = dy.to(x.dtype)
-        rows, cols = ctx.shape
+        dweight = weight_gradient(ctx.weight, dy, x)
         dx = torch.mm(dy, rounded) if ctx.needs_input_grad[0] else None
-        return dx, product(dy.t(), x, torch.float32)[:rows, :cols], None, None
+        return dx, dweight, None, None
 
 
 def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -89,3 +90,42 @@ def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tenso
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=out_dtype)
     return torch.mm(a.to(out_dtype), b.to(out_dtype))
+
+
+class WeightGradients:
+    """Collects the gradients of the weights that `weight_gradient` is asked for, computed on a branch.
+
+    with WeightGradients(branch):
+        y.backward(dy)              # the chain from layer to layer goes on beside the weights' GEMMs
+    # each weight's .grad is set, and the current stream waits for the branch
+    """
+
+    active: ClassVar["WeightGradients | None"] = None
+
+    def __init__(self, branch: AbstractContextManager):
+        self.branch = branch
+        self.grads: list[tuple[Tensor, Tensor]] = []
+        self.inputs: list[Tensor] = []  # kept until the branch is joined, for nothing else holds them
+
+    def __enter__(self) -> None:
+        WeightGradients.active = self
+
+    def __exit__(self, *error) -> None:
+        WeightGradients.active = None
+        if join := getattr(self.branch, "join", None):
+            join()
+        for weight, grad in self.grads:
+            weight.grad = grad
+        self.inputs.clear()
+
+
+def weight_gradient(weight: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
+    """d loss / d weight = dy^T x in float32, cut to weight's shape; None where `WeightGradients` takes it."""
+    rows, cols = weight.shape
+    collector = WeightGradients.active
+    if collector is None:
+        return product(dy.t(), x, torch.float32)[:rows, :cols]
+    with collector.branch:
+        collector.grads.append((weight, product(dy.t(), x, torch.float32)[:rows, :cols]))
+    collector.inputs += [dy, x]
+    return None

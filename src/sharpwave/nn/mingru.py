@@ -1,11 +1,13 @@
 """The MinGRU network: a projection and a scan a layer."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sharpwave.nn.linear import weight_gradient
 from sharpwave.ops._backends import Backend
 from sharpwave.ops.mingru import Backward, mingru_layer, mingru_step
 
@@ -87,16 +89,19 @@ class MinGRU(nn.Module):
     def layers_forward(self, x: Tensor, states: Tensor, reset: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """`forward` with the layers' states apart, for callers that do not want them."""
         carried = []
-        weights, copies = list(self.weights), self.rounded or [None] * self.layers
+        options = {"backward": self.backward, "backend": self.backend}
         if self.rounded is not None:
             x = x.to(self.rounded[0].dtype)
-        elif torch.is_autocast_enabled(x.device.type):  # a custom op casts nothing by itself
+            for weight, rounded, layer_state in zip(self.weights, self.rounded, states, strict=True):
+                x, next_state = _RoundedLayer.apply(x, weight, rounded, layer_state, reset, *options.values())
+                carried.append(next_state)
+            return x, carried
+        weights = list(self.weights)
+        if torch.is_autocast_enabled(x.device.type):  # a custom op casts nothing by itself
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weights = x.to(dtype), [weight.to(dtype) for weight in weights]
-        for weight, copy, layer_state in zip(weights, copies, states, strict=True):
-            x, next_state = mingru_layer(
-                x, weight, layer_state, reset, rounded=copy, backward=self.backward, backend=self.backend
-            )
+        for weight, layer_state in zip(weights, states, strict=True):
+            x, next_state = mingru_layer(x, weight, layer_state, reset, **options)
             carried.append(next_state)
         return x, carried
 
@@ -122,3 +127,31 @@ class MinGRU(nn.Module):
 
     def extra_repr(self) -> str:
         return f"hidden={self.hidden}, layers={self.layers}, backward={self.backward!r}, backend={self.backend!r}"
+
+
+class _RoundedLayer(torch.autograd.Function):
+    """`mingru_layer` for a float32 weight and its copy: no operand is cast, and the weight's gradient may be taken
+    beside the backward pass (`WeightGradients`)."""
+
+    @staticmethod
+    def forward(ctx: Any, x, weight, rounded, state, reset, backward, backend):
+        combined = F.linear(x, rounded)
+        out, next_state, checkpoints = torch.ops.sharpwave.mingru_scan(
+            combined, state, x, reset, True, backward, backend
+        )
+        ctx.save_for_backward(x, rounded, reset, checkpoints, combined)
+        ctx.set_materialize_grads(False)
+        ctx.weight, ctx.choices = weight, (backward, backend)
+        return out, next_state
+
+    @staticmethod
+    def backward(ctx: Any, dout, dnext_state):  # ty: ignore[incompatible-method-override]
+        x, rounded, reset, checkpoints, combined = ctx.saved_tensors
+        dout = torch.zeros_like(x) if dout is None else dout
+        dcombined, dstate, dx = torch.ops.sharpwave.mingru_scan_backward(
+            dout, dnext_state, combined, x, reset, checkpoints, *ctx.choices
+        )
+        flat = dcombined.flatten(0, 1)
+        dweight = weight_gradient(ctx.weight, flat, x.flatten(0, 1))
+        dx.view(-1, x.shape[2]).addmm_(flat, rounded)  # the two paths into x meet in the GEMM's own addition
+        return dx, dweight, None, dstate, None, None, None

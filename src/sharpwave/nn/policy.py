@@ -1,6 +1,7 @@
 """The recurrent actor-critic."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,14 @@ from torch import Tensor, nn
 from sharpwave.envs.base import Continuous, Discrete, Observation
 from sharpwave.nn.actions import GaussianActions, Sample, action_distribution
 from sharpwave.nn.encoders import EncoderKind, make_encoder
-from sharpwave.nn.linear import ALIGNMENT, AlignedLinear, linear_float32, product, rounded_copy
+from sharpwave.nn.linear import (
+    ALIGNMENT,
+    AlignedLinear,
+    WeightGradients,
+    linear_float32,
+    rounded_copy,
+    weight_gradient,
+)
 from sharpwave.nn.mingru import MinGRU
 from sharpwave.nn.normalize import ObservationNormalizer
 from sharpwave.ops.gather import gather_rows
@@ -121,16 +129,19 @@ class Policy(nn.Module):
         return linear_float32(features.flatten(0, 1), self.decoder.weight, self._decoder_rounded)
 
     @torch.no_grad()
-    def backward(self, features: Tensor, d_decoded: Tensor) -> None:
-        """Set the gradients of all matrices, from that of `decode`'s result, in the dtype of `features` or wider."""
+    def backward(self, features: Tensor, d_decoded: Tensor, beside: AbstractContextManager | None = None) -> None:
+        """Set the gradients of all weights, from that of `decode`'s result, in the dtype of `features` or wider.
+
+        On `beside`, a `Branch`, the matrices that have rounded copies take theirs, while the chain goes on.
+        """
         x = features.detach().flatten(0, 1)
         dy = d_decoded.to(x.dtype)
         weight = self.decoder.weight
         if dy.shape[1] != weight.shape[0] or x.dtype != weight.dtype:
             weight = rounded_copy(weight, x.dtype) if self._decoder_rounded is None else self._decoder_rounded
-        dx = torch.mm(dy, weight)[:, : self.hidden]
-        self.decoder.weight.grad = product(dy.t(), x, torch.float32)[: self.decoder.weight.shape[0]]
-        features.backward(dx.view_as(features))
+        with WeightGradients(nullcontext() if beside is None else beside):
+            weight_gradient(self.decoder.weight, dy, x)
+            features.backward(torch.mm(dy, weight)[:, : self.hidden].view_as(features))
 
     def step(self, obs: Tensor, state: Tensor, reset: Tensor | None = None) -> PolicyOutput:
         """Read one step: obs (B, *observation.shape), state (layers, B, H), reset (B,) bool."""

@@ -1,4 +1,4 @@
-"""Muon's step for GPUs: nineteen launches, however many parameters there are.
+"""Muon's step for GPUs: eighteen launches, however many parameters there are.
 
 Two pass over the gradient: the sums of squares that clipping and normalisation need, then momentum, written down as
 bf16 matrices of length 1. Fifteen are Newton-Schulz steps of all matrices side by side (Gram matrix, its polynomial,
@@ -16,70 +16,87 @@ from torch import Tensor
 from sharpwave.ops._backends import triton_interpreted
 
 TILE = 64
-# Columns of the table of parameters: addresses of weight, momentum and bf16 copy (0: none) and the copy's row length;
-# place in the gradient's vector, number of entries, row length; and of a matrix, place and row length of its wide form.
-_WEIGHT, _MOMENTUM, _COPY, _COPY_WIDTH = (tl.constexpr(i) for i in range(4))
-_OFFSET, _SIZE, _COLS = (tl.constexpr(i) for i in range(4, 7))
-_MATRIX, _TALL, _PLACE, _WIDTH = (tl.constexpr(i) for i in range(7, 11))
-_COLUMNS = tl.constexpr(11)
+# Columns of the table of tiles. Whose it is and where in it: parameter, row, column. The parameter's addresses of
+# weight, momentum and bf16 copy (0: none), and the copy's row length; its number of entries and its row length; whether
+# it is orthogonalised, and then whether it lies turned in its wide form, and that form's place and row length.
+_PARAM, _ROW, _COL = (tl.constexpr(i) for i in range(3))
+_WEIGHT, _MOMENTUM, _COPY, _COPY_WIDTH = (tl.constexpr(i) for i in range(3, 7))
+_SIZE, _COLS = (tl.constexpr(i) for i in range(7, 9))
+_MATRIX, _TALL, _PLACE, _WIDTH = (tl.constexpr(i) for i in range(9, 13))
+_COLUMNS = tl.constexpr(13)
 
 
 @triton.jit
-def _tile(tiles_ptr, table_ptr, TILE: tl.constexpr):
-    """The parameter of this program's tile, and of the tile the entries' row, column, place in the vector, and mask."""
-    at = tiles_ptr + tl.program_id(0) * 3
-    param = tl.load(at)
-    row = tl.load(at + 1) * TILE + tl.arange(0, TILE)[:, None]
-    col = tl.load(at + 2) * TILE + tl.arange(0, TILE)[None, :]
-    here = table_ptr + param * _COLUMNS
+def _tile(tiles_ptr, TILE: tl.constexpr):
+    """This program's line of the table; its entries' rows, columns and places in the parameter; and their mask."""
+    here = tiles_ptr + tl.program_id(0) * _COLUMNS
+    row = tl.load(here + _ROW) + tl.arange(0, TILE)[:, None]
+    col = tl.load(here + _COL) + tl.arange(0, TILE)[None, :]
     cols = tl.load(here + _COLS)
     inside = row * cols + col
-    return param, here, row, col, inside, (inside < tl.load(here + _SIZE)) & (col < cols)
+    return here, row, col, inside, (inside < tl.load(here + _SIZE)) & (col < cols)
 
 
 @triton.jit
-def _sums_kernel(g_ptr, tiles_ptr, table_ptr, sums_ptr, bad_ptr, n, TILE: tl.constexpr):
-    """Of each tile, in float64: g g, g m and m m summed up; and the place of its first entry that is not finite."""
+def _gradient(grads, strides, here, row, col, mask):
+    """The tile's gradient. A gradient may be a slice of a wider matrix, so it has a row length of its own."""
+    param = tl.load(here + _PARAM)
+    address, stride = grads[0].to(tl.int64), strides[0]
+    for i in tl.static_range(1, len(grads)):
+        address = tl.where(param == i, grads[i].to(tl.int64), address)
+        stride = tl.where(param == i, strides[i], stride)
+    g_ptr = address.to(tl.pointer_type(tl.float32))
+    return tl.load(g_ptr + row * stride + col, mask=mask, other=0.0)
+
+
+@triton.jit
+def _sums_kernel(grads, strides, tiles_ptr, sums_ptr, bad_ptr, TILE: tl.constexpr):
+    """Of each tile: g g, g m and m m summed up; and the place in its parameter of the first entry not finite."""
     pid, tiles = tl.program_id(0), tl.num_programs(0)
-    _, here, _, _, inside, mask = _tile(tiles_ptr, table_ptr, TILE)
+    here, row, col, inside, mask = _tile(tiles_ptr, TILE)
+    g = _gradient(grads, strides, here, row, col, mask)
     momentum_ptr = tl.load(here + _MOMENTUM).to(tl.pointer_type(tl.float32))
-    place = tl.load(here + _OFFSET) + inside
-    g32 = tl.load(g_ptr + place, mask=mask, other=0.0)
-    g = g32.to(tl.float64)
-    m = tl.load(momentum_ptr + inside, mask=mask, other=0.0).to(tl.float64)
+    m = tl.load(momentum_ptr + inside, mask=mask, other=0.0)
     tl.store(sums_ptr + pid, tl.sum(tl.sum(g * g, 1), 0))
     tl.store(sums_ptr + tiles + pid, tl.sum(tl.sum(g * m, 1), 0))
     tl.store(sums_ptr + 2 * tiles + pid, tl.sum(tl.sum(m * m, 1), 0))
-    finite = tl.abs(g32) < float("inf")
-    first = tl.where(finite, n, place.to(tl.int32))
+    first = tl.where(tl.abs(g) < float("inf"), 9223372036854775807, inside)
     tl.store(bad_ptr + pid, tl.min(tl.min(first, 1), 0))
 
 
 @triton.jit
 def _momentum_kernel(
-    g_ptr, tiles_ptr, table_ptr, sums_ptr, bad_ptr, keep_ptr, control_ptr, norm_ptr, skipped_ptr, first_bad_ptr, x_ptr,
-    max_norm, mu,
+    grads, strides, tiles_ptr, sums_ptr, bad_ptr, keep_ptr, control_ptr, norm_ptr, skipped_ptr, first_bad_ptr, x_ptr,
+    offsets_ptr, max_norm, mu,
     HAS_KEEP: tl.constexpr, KEEP_FINITE: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The new momentum; each matrix's update over its length, wide; and what the step comes to, for the last kernel."""
     pid, tiles = tl.program_id(0), tl.num_programs(0)
-    param, here, row, col, inside, mask = _tile(tiles_ptr, table_ptr, TILE)
+    here, row, col, inside, mask = _tile(tiles_ptr, TILE)
+    param = tl.load(here + _PARAM)
+    g = _gradient(grads, strides, here, row, col, mask)
+    momentum_ptr = tl.load(here + _MOMENTUM).to(tl.pointer_type(tl.float32))
+    m = tl.load(momentum_ptr + inside, mask=mask, other=0.0)
 
     # Every program adds the same sums in the same order: cheaper than one more launch.
     gg = tl.zeros([TILES], tl.float64)
     own_gg, own_gm, own_mm = gg, gg, gg
-    first = tl.full([TILES], 2147483647, tl.int32)
+    first = tl.full([TILES], 9223372036854775807, tl.int64)
     for start in range(0, tiles, TILES):
         offs = start + tl.arange(0, TILES)
         some = offs < tiles
-        own = some & (tl.load(tiles_ptr + offs * 3, mask=some, other=-1) == param)
-        squares = tl.load(sums_ptr + offs, mask=some, other=0.0)
+        owner = tl.load(tiles_ptr + offs * _COLUMNS + _PARAM, mask=some, other=-1)
+        squares = tl.load(sums_ptr + offs, mask=some, other=0.0).to(tl.float64)
+        gm = tl.load(sums_ptr + tiles + offs, mask=some, other=0.0).to(tl.float64)
+        mm = tl.load(sums_ptr + 2 * tiles + offs, mask=some, other=0.0).to(tl.float64)
         gg += squares
-        own_gg += tl.where(own, squares, 0.0)
-        own_gm += tl.load(sums_ptr + tiles + offs, mask=own, other=0.0)
-        own_mm += tl.load(sums_ptr + 2 * tiles + offs, mask=own, other=0.0)
+        own_gg += tl.where(owner == param, squares, 0.0)
+        own_gm += tl.where(owner == param, gm, 0.0)
+        own_mm += tl.where(owner == param, mm, 0.0)
         if pid == 0:
-            first = tl.minimum(first, tl.load(bad_ptr + offs, mask=some, other=2147483647))
+            bad = tl.load(bad_ptr + offs, mask=some, other=9223372036854775807)
+            place = bad + tl.load(offsets_ptr + owner, mask=some, other=0)
+            first = tl.minimum(first, tl.where(bad < 9223372036854775807, place, 9223372036854775807))
     norm = tl.sqrt(tl.sum(gg, 0)).to(tl.float32)
     finite = tl.where(tl.abs(norm) < float("inf"), 1, 0)
     keep = finite
@@ -95,26 +112,24 @@ def _momentum_kernel(
         tl.store(control_ptr + 1, keep.to(tl.float32))
         tl.store(skipped_ptr, tl.load(skipped_ptr) + (1 - keep))
         if finite == 0:
-            tl.store(first_bad_ptr, tl.min(first, 0).to(tl.int64))
+            tl.store(first_bad_ptr, tl.min(first, 0))
 
-    momentum_ptr = tl.load(here + _MOMENTUM).to(tl.pointer_type(tl.float32))
-    g = tl.load(g_ptr + tl.load(here + _OFFSET) + inside, mask=mask, other=0.0) * scale
-    m = tl.load(momentum_ptr + inside, mask=mask, other=0.0)
+    g *= scale
     new = tl.fma(mu, m, g)
     if keep != 0:
         tl.store(momentum_ptr + inside, new, mask=mask)
-
     if tl.load(here + _MATRIX) != 0:
         # |u|^2 of u = (1 + mu) s g + mu^2 m, out of the three sums.
         a, b = (1.0 + mu) * scale, mu * mu
         square = tl.sum(own_gg, 0) * a * a + 2.0 * tl.sum(own_gm, 0) * a * b + tl.sum(own_mm, 0) * b * b
         length = tl.maximum(tl.sqrt(tl.maximum(square, 0.0)).to(tl.float32), 1e-7)
-        x = (tl.fma(mu, new, g) / length).to(x_ptr.dtype.element_ty)
-        place, width = tl.load(here + _PLACE), tl.load(here + _WIDTH)
+        x = (tl.fma(mu, new, g) * (1.0 / length)).to(x_ptr.dtype.element_ty)
+        x_ptr += tl.load(here + _PLACE)
+        width = tl.load(here + _WIDTH)
         if tl.load(here + _TALL) != 0:
-            tl.store(x_ptr + place + tl.trans(col) * width + tl.trans(row), tl.trans(x), mask=tl.trans(mask))
+            tl.store(x_ptr + tl.trans(col) * width + tl.trans(row), tl.trans(x), mask=tl.trans(mask))
         else:
-            tl.store(x_ptr + place + row * width + col, x, mask=mask)
+            tl.store(x_ptr + row * width + col, x, mask=mask)
 
 
 @triton.jit
@@ -167,25 +182,26 @@ def _product_kernel(x_ptr, p_ptr, out_ptr, jobs_ptr, a, BLOCK: tl.constexpr, BLO
 
 @triton.jit
 def _apply_kernel(
-    g_ptr, tiles_ptr, table_ptr, sizes_ptr, control_ptr, lr_ptr, x_ptr, mu, TILE: tl.constexpr
+    grads, strides, tiles_ptr, sizes_ptr, control_ptr, lr_ptr, x_ptr, mu, TILE: tl.constexpr
 ):  # fmt: skip
     """w <- w - lr direction, and its rounded copy."""
-    param, here, row, col, inside, mask = _tile(tiles_ptr, table_ptr, TILE)
-    scale = tl.load(control_ptr)
+    here, row, col, inside, mask = _tile(tiles_ptr, TILE)
+    weight_ptr = tl.load(here + _WEIGHT).to(tl.pointer_type(tl.float32))
+    weight = tl.load(weight_ptr + inside, mask=mask, other=0.0)
     if tl.load(here + _MATRIX) != 0:
-        place, width = tl.load(here + _PLACE), tl.load(here + _WIDTH)
+        x_ptr += tl.load(here + _PLACE)
+        width = tl.load(here + _WIDTH)
         if tl.load(here + _TALL) != 0:
-            x = tl.trans(tl.load(x_ptr + place + tl.trans(col) * width + tl.trans(row), mask=tl.trans(mask), other=0.0))
+            x = tl.trans(tl.load(x_ptr + tl.trans(col) * width + tl.trans(row), mask=tl.trans(mask), other=0.0))
         else:
-            x = tl.load(x_ptr + place + row * width + col, mask=mask, other=0.0)
-        direction = x.to(tl.float32) * tl.load(sizes_ptr + param)
+            x = tl.load(x_ptr + row * width + col, mask=mask, other=0.0)
+        direction = x.to(tl.float32) * tl.load(sizes_ptr + tl.load(here + _PARAM))
     else:
         momentum_ptr = tl.load(here + _MOMENTUM).to(tl.pointer_type(tl.float32))
-        g = tl.load(g_ptr + tl.load(here + _OFFSET) + inside, mask=mask, other=0.0) * scale
+        g = _gradient(grads, strides, here, row, col, mask) * tl.load(control_ptr)
         direction = tl.fma(mu, tl.load(momentum_ptr + inside, mask=mask, other=0.0), g)
     if tl.load(control_ptr + 1) != 0:
-        weight_ptr = tl.load(here + _WEIGHT).to(tl.pointer_type(tl.float32))
-        weight = tl.load(weight_ptr + inside, mask=mask, other=0.0) - tl.load(lr_ptr) * direction
+        weight -= tl.load(lr_ptr) * direction
         tl.store(weight_ptr + inside, weight, mask=mask)
         copy = tl.load(here + _COPY)
         if copy != 0:
@@ -219,8 +235,8 @@ class Plan:
         dtype = torch.float32 if triton_interpreted() else torch.bfloat16
         self.coefficients = coefficients
         self.pointers = _pointers(params)
-        table, tiles, sizes = [], [], []
-        grams, polynomials, products = [], [], []
+        offsets, sizes = [], []
+        tiles, grams, polynomials, products = [], [], [], []
         offset = place = square = 0
         for i, (p, m, matrix, copy) in enumerate(zip(params, momenta, matrices, copies, strict=True)):
             # A vector is read as rows of one tile's width, the last of them short.
@@ -229,8 +245,9 @@ class Plan:
             short, long = (cols, rows) if tall else (rows, cols)
             side, width = _round_up(short, TILE), _round_up(long, TILE)
             copied = (0, 0) if copy is None else (copy.data_ptr(), copy.stride(0))
-            table.append((p.data_ptr(), m.data_ptr(), *copied, offset, p.numel(), cols, matrix, tall, place, width))
-            tiles += [(i, r, c) for r in range(triton.cdiv(rows, TILE)) for c in range(triton.cdiv(cols, TILE))]
+            fields = (p.data_ptr(), m.data_ptr(), *copied, p.numel(), cols, matrix, tall, place, width)
+            tiles += [(i, row, col, *fields) for row in range(0, rows, TILE) for col in range(0, cols, TILE)]
+            offsets.append(offset)
             sizes.append(max(1.0, rows / cols) ** 0.5)
             if matrix:
                 for row in range(side // TILE):
@@ -241,14 +258,13 @@ class Plan:
                 place += side * width
                 square += side * side
             offset += p.numel()
-        self.size = offset
-        self.table = torch.tensor(table, dtype=torch.int64, device=device)
-        self.tiles, self.grams, self.polynomials, self.products = (
-            torch.tensor(x, dtype=torch.int32, device=device) for x in (tiles, grams, polynomials, products)
+        self.tiles, self.offsets = (torch.tensor(x, dtype=torch.int64, device=device) for x in (tiles, offsets))
+        self.grams, self.polynomials, self.products = (
+            torch.tensor(x, dtype=torch.int32, device=device) for x in (grams, polynomials, products)
         )
         self.sizes = torch.tensor(sizes, device=device)
-        self.sums = torch.empty(3 * len(tiles), dtype=torch.float64, device=device)
-        self.bad = torch.empty(len(tiles), dtype=torch.int32, device=device)
+        self.sums = torch.empty(3 * len(tiles), device=device)
+        self.bad = torch.empty(len(tiles), dtype=torch.int64, device=device)
         self.control = torch.empty(2, device=device)
         # Between matrices and tiles lies padding, which stays zero.
         self.x, self.following = (torch.zeros(place, dtype=dtype, device=device) for _ in range(2))
@@ -263,30 +279,28 @@ class Plan:
         grad_norm: Tensor, skipped: Tensor, first_bad: Tensor,
     ) -> None:  # fmt: skip
         """One step of `Muon` in place. `lr` is a 0-d float32 tensor."""
-        g = torch.cat([x.reshape(-1) for x in grads])
         n_tiles = self.tiles.shape[0]
-        _sums_kernel[(n_tiles,)](g, self.tiles, self.table, self.sums, self.bad, self.size, TILE=TILE, num_warps=4)
+        flat = [g if g.ndim == 2 and g.stride(1) == 1 else g.contiguous() for g in grads]
+        given = tuple(flat), tuple(g.stride(0) if g.ndim == 2 else TILE for g in flat)
+        options = {"TILE": TILE, "num_warps": 4}
+        _sums_kernel[(n_tiles,)](*given, self.tiles, self.sums, self.bad, **options)
         _momentum_kernel[(n_tiles,)](
-            g, self.tiles, self.table, self.sums, self.bad, keep, self.control, grad_norm, skipped, first_bad, self.x,
-            min(max_norm, torch.finfo(torch.float32).max), mu,
+            *given, self.tiles, self.sums, self.bad, keep, self.control, grad_norm, skipped, first_bad, self.x,
+            self.offsets, min(max_norm, torch.finfo(torch.float32).max), mu,
             HAS_KEEP=keep is not None, KEEP_FINITE=keep is not None and keep.is_floating_point(),
-            TILES=min(1024, triton.next_power_of_2(n_tiles)), TILE=TILE, num_warps=4,
+            TILES=min(1024, triton.next_power_of_2(n_tiles)), **options,
         )  # fmt: skip
         x, following = self.x, self.following
         for a, b, c in self.coefficients if x.numel() else ():
-            options = {"BLOCK": TILE, "num_warps": 4, "num_stages": 3}
+            gemm = {"BLOCK": TILE, "num_warps": 4, "num_stages": 3}
             n = self.grams.shape[0]
-            _gram_kernel[(n,)](x, self.gram, self.grams, 0.0, 1.0, POLYNOMIAL=False, BLOCK_K=128, **options)
-            _gram_kernel[(n,)](
-                self.gram, self.polynomial, self.polynomials, b, c, POLYNOMIAL=True, BLOCK_K=64, **options
-            )
+            _gram_kernel[(n,)](x, self.gram, self.grams, 0.0, 1.0, POLYNOMIAL=False, BLOCK_K=128, **gemm)
+            _gram_kernel[(n,)](self.gram, self.polynomial, self.polynomials, b, c, POLYNOMIAL=True, BLOCK_K=64, **gemm)
             _product_kernel[(self.products.shape[0],)](
-                x, self.polynomial, following, self.products, a, BLOCK_K=64, **options
+                x, self.polynomial, following, self.products, a, BLOCK_K=64, **gemm
             )
             x, following = following, x
-        _apply_kernel[(n_tiles,)](
-            g, self.tiles, self.table, self.sizes, self.control, lr, x, mu, TILE=TILE, num_warps=4
-        )  # fmt: skip
+        _apply_kernel[(n_tiles,)](*given, self.tiles, self.sizes, self.control, lr, x, mu, **options)
 
 
 def _pointers(params: Sequence[Tensor]) -> list[int]:

@@ -81,7 +81,7 @@ class Muon(torch.optim.Optimizer):
         vectors: parameters to take the plain step although they have two dimensions (a log-std, an embedding row).
         copies: of some parameters with two dimensions, a bf16 matrix of at least their rows and columns: each step ends
             with copy[:rows, :cols] = w rounded, so that a network computes without casting its weights.
-        backend: "triton" is nineteen launches however many the parameters, float32 ones with bf16 Newton-Schulz steps;
+        backend: "triton" is eighteen launches however many the parameters, float32 ones with bf16 Newton-Schulz steps;
             "reference" is PyTorch on any device; "auto" takes the first on CUDA where it serves. The two agree to
             rounding.
 

@@ -67,24 +67,23 @@ _scan_op = register(
 )
 
 
-def _layer_kernel(x, weight, rounded, state, reset, save, backward, backend):
-    combined = torch.nn.functional.linear(x, weight if rounded is None else rounded)
+def _layer_kernel(x, weight, state, reset, save, backward, backend):
+    combined = torch.nn.functional.linear(x, weight)
     return *_scan_kernel(combined, state, x, reset, save, backward, backend), combined
 
 
-def _layer_fake(x, weight, rounded, state, reset, save, backward, backend):
+def _layer_fake(x, weight, state, reset, save, backward, backend):
     combined = x.new_empty(*x.shape[:2], weight.shape[0])
     return *_scan_fake(combined, state, x, reset, save, backward, backend), combined
 
 
 def _layer_setup_context(ctx, inputs, output):
-    x, weight, rounded, _, reset, _, backward, backend = inputs
+    x, weight, _, reset, _, backward, backend = inputs
     _, _, checkpoints, combined = output
     ctx.mark_non_differentiable(checkpoints, combined)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight if rounded is None else rounded, reset, checkpoints, combined)
+    ctx.save_for_backward(x, weight, reset, checkpoints, combined)
     ctx.choices = backward, backend
-    ctx.weight_dtype = weight.dtype
 
 
 def _layer_backward(ctx, dout, dnext_state, _dcheckpoints, _dcombined):
@@ -92,20 +91,16 @@ def _layer_backward(ctx, dout, dnext_state, _dcheckpoints, _dcombined):
     if dout is None:
         dout = torch.zeros_like(x)
     dcombined, dstate, dx = _backward_op(dout, dnext_state, combined, x, reset, checkpoints, *ctx.choices)
-    flat, dweight = dcombined.flatten(0, 1), None
-    if ctx.needs_input_grad[1]:
-        if flat.is_cuda and ctx.weight_dtype != flat.dtype:  # the GEMM's float32 sums as they are
-            dweight = torch.mm(flat.t(), x.flatten(0, 1), out_dtype=ctx.weight_dtype)
-        else:
-            dweight = (flat.t() @ x.flatten(0, 1)).to(ctx.weight_dtype)
+    flat = dcombined.flatten(0, 1)
+    dweight = flat.t() @ x.flatten(0, 1) if ctx.needs_input_grad[1] else None
     if ctx.needs_input_grad[0]:  # the two paths into x meet in the GEMM's own addition
         dx.view(-1, x.shape[2]).addmm_(flat, weight)
-    return dx, dweight, None, dstate, None, None, None, None
+    return dx, dweight, dstate, None, None, None, None
 
 
 _layer_op = register(
-    "mingru_layer(Tensor x, Tensor weight, Tensor? rounded, Tensor state, Tensor? reset, bool save, str backward, "
-    "str backend) -> (Tensor, Tensor, Tensor, Tensor)",
+    "mingru_layer(Tensor x, Tensor weight, Tensor state, Tensor? reset, bool save, str backward, str backend) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     _layer_kernel,
     _layer_fake,
     _layer_backward,
@@ -177,7 +172,6 @@ def mingru_layer(
     state: Tensor,
     reset: Tensor | None = None,
     *,
-    rounded: Tensor | None = None,
     backward: Backward = "tiled",
     backend: _backends.Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
@@ -187,8 +181,6 @@ def mingru_layer(
 
     Args:
         x: (B, T, H). weight: (3H, H), rows in the order hidden, gate, proj, of x's dtype.
-        rounded: `weight` in x's dtype, at hand already; then `weight` itself may be float32: the products are of the
-            copy, and the weight's gradient keeps the float32 sums of its GEMM.
         state, reset, backward, backend: as for `mingru_scan`.
 
     Returns:
@@ -198,14 +190,11 @@ def mingru_layer(
     _check_order(x, backward)
     if weight.shape != (3 * x.shape[2], x.shape[2]):
         raise ValueError(f"weight must be (3H, H) = {(3 * x.shape[2], x.shape[2])}; got {tuple(weight.shape)}")
-    for name, w in ({"weight": weight} if rounded is None else {"rounded": rounded}).items():
-        if w.dtype != x.dtype:
-            raise TypeError(f"{name} must have x's dtype {x.dtype}; got {w.dtype}: pass {name}.to(x.dtype)")
-    if rounded is not None and rounded.shape != weight.shape:
-        raise ValueError(f"rounded must have weight's shape {tuple(weight.shape)}; got {tuple(rounded.shape)}")
+    if weight.dtype != x.dtype:
+        raise TypeError(f"weight must have x's dtype {x.dtype}; got {weight.dtype}: pass weight.to(x.dtype)")
     _check(None, state, x, reset, x.shape[:2])
     save = torch.is_grad_enabled() and (weight.requires_grad or state.requires_grad or x.requires_grad)
-    out, next_state, _, _ = _layer_op(x, weight, rounded, state, reset, save, backward, backend)
+    out, next_state, _, _ = _layer_op(x, weight, state, reset, save, backward, backend)
     return out, next_state
 
 

@@ -58,6 +58,20 @@ def _keep(ptrs, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _keeps(reset_ptr, row, first, T, STEPS: tl.constexpr, EVEN_T: tl.constexpr):
+    """`_keep` of each of a lane's steps; four flags a load where none is masked, for loads are what is scarce."""
+    keeps = ()
+    for k in tl.static_range(STEPS):
+        if EVEN_T and STEPS % 4 == 0:
+            if k % 4 == 0:
+                word = tl.load((reset_ptr + row + k).to(tl.pointer_type(tl.int32)))
+            keeps += (~((word << (31 - 8 * (k % 4))) >> 31),)
+        else:
+            keeps += (_keep(reset_ptr + row + k, first + k < T, not EVEN_T),)
+    return keeps
+
+
+@triton.jit
 def _mask_bits(h, keep):
     return (h.to(tl.int32, bitcast=True) & keep).to(tl.float32, bitcast=True)
 
@@ -111,7 +125,9 @@ def _scan_fwd_kernel(
         row = b * T + first
         combined = combined_ptr + row * (3 * H) + offs_h
         # h_t = a_t h' + b_t, with h' = h_{t-1} & keep_t
-        decays, gains, keeps, ps, xs = (), (), (), (), ()
+        decays, gains, ps, xs = (), (), (), ()
+        if RESET:
+            keeps = _keeps(reset_ptr, row, first, T, STEPS, EVEN_T)
         for k in tl.static_range(STEPS):
             mask = (first + k < T) & mask_h
             hidden = _load(combined + k * 3 * H, mask, MASKED)
@@ -123,8 +139,6 @@ def _scan_fwd_kernel(
                 decay, gain = tl.where(first + k < T, decay, 1.0), _or_minus_zero(gain, first + k < T)
             decays += (decay,)
             gains += (gain,)
-            if RESET:
-                keeps += (_keep(reset_ptr + row + k, first + k < T, not EVEN_T),)
         start = tl.broadcast_to(carry, [SEGMENTS, BLOCK_H])
         for s in tl.static_range(SEGMENTS - 1):
             h = start
@@ -198,7 +212,9 @@ def _scan_bwd_tiled_kernel(
         dcombined = dcombined_ptr + row * (3 * H) + offs_h
         h = _load(checkpoints_ptr + (b * tl.cdiv(T, STEPS) + segment) * H + offs_h, (first < T) & mask_h, MASKED)
         # Every load stands before the first store, which it could not be moved across.
-        hiddens, gates, projs, xs, gs, keeps = (), (), (), (), (), ()
+        hiddens, gates, projs, xs, gs = (), (), (), (), ()
+        if RESET:
+            keeps = _keeps(reset_ptr, row, first, T, STEPS, EVEN_T)
         for k in tl.static_range(STEPS):
             mask = (first + k < T) & mask_h
             hiddens += (_load(combined + k * 3 * H, mask, MASKED),)
@@ -206,8 +222,6 @@ def _scan_bwd_tiled_kernel(
             projs += (_load(combined + (k * 3 * H + 2 * H), mask, MASKED),)
             xs += (_load(x_ptr + row * H + offs_h + k * H, mask, MASKED),)
             gs += (_load(dout_ptr + row * H + offs_h + k * H, mask, MASKED),)
-            if RESET:
-                keeps += (_keep(reset_ptr + row + k, first + k < T, not EVEN_T),)
         # Four numbers of each step are kept: with total = dh + into, dhidden = total to_hidden, dgate = total to_gate,
         # and the step before gets dh = total decay.
         intos, decays, to_hiddens, to_gates = (), (), (), ()
@@ -398,7 +412,10 @@ def _prepare(tensors: tuple[Tensor, ...], reset: Tensor | None) -> tuple[list[Te
     kept = [v.contiguous() for v in tensors]
     if kept[0].dtype == torch.float64:
         raise TypeError("the triton backend of mingru takes float32 and narrower; got float64: use backend='reference'")
-    return kept, kept[0] if reset is None else reset.contiguous().view(torch.uint8)
+    if reset is None:
+        return kept, kept[0]
+    flags = reset.contiguous().view(torch.uint8)
+    return kept, flags if flags.data_ptr() % 4 == 0 else flags.clone()  # they are read in words
 
 
 def _config(horizon: int, h: int, per_lane: int) -> dict[str, int | bool]:
