@@ -175,8 +175,11 @@ class PPO:
                 self.mask.copy_(step.action_mask)
 
     def _first_draw(self) -> None:
-        with self.timer("draw"), torch.no_grad():
-            self._gather(self._draw())
+        with torch.no_grad():
+            with self.timer("draw"):
+                advantage = self._draw()
+            with self.timer("gather"):
+                self._gather(advantage)
 
     def _update(self, last: bool = False) -> None:
         """Train on the segments drawn before; draw the next ones, unless this is the epoch's last update."""
@@ -199,13 +202,14 @@ class PPO:
                 vf_clip=config.vf_clip,
                 vf_coef=config.vf_coef,
                 dtype=features.dtype,
+                beside=self._beside,
             )
-        with self.timer("write back"), self._beside, torch.no_grad():  # h
+        with self._beside, self.timer("write back"), torch.no_grad():  # h
             s, shape = self.segments, (self.draws, config.horizon)
             value = output[:, policy.actions.width].view(shape)
             write_back([s.ratio, s.value], [ratio.view(shape), value], self.index, loss)
         if not last:
-            with self.timer("draw"), self._beside, torch.no_grad():
+            with self._beside, self.timer("draw"), torch.no_grad():
                 advantage = self._draw()
 
         with self.timer("backward"):
@@ -213,8 +217,9 @@ class PPO:
             policy.backward(features, d_output, self._weights)
             if policy.log_std is not None:
                 policy.log_std.grad = d_log_std
+            self._beside.join()
         if not last:
-            with self.timer("draw"), self._beside, torch.no_grad():
+            with self._beside, self.timer("gather"), torch.no_grad():
                 self._gather(advantage)
 
         with self.timer("optimizer"), torch.no_grad():  # g

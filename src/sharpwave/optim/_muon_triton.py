@@ -30,11 +30,11 @@ _COLUMNS = tl.constexpr(13)
 def _tile(tiles_ptr, TILE: tl.constexpr):
     """This program's line of the table; its entries' rows, columns and places in the parameter; and their mask."""
     here = tiles_ptr + tl.program_id(0) * _COLUMNS
-    row = tl.load(here + _ROW) + tl.arange(0, TILE)[:, None]
-    col = tl.load(here + _COL) + tl.arange(0, TILE)[None, :]
-    cols = tl.load(here + _COLS)
+    row = tl.load(here + _ROW).to(tl.int32) + tl.arange(0, TILE)[:, None]
+    col = tl.load(here + _COL).to(tl.int32) + tl.arange(0, TILE)[None, :]
+    cols = tl.load(here + _COLS).to(tl.int32)
     inside = row * cols + col
-    return here, row, col, inside, (inside < tl.load(here + _SIZE)) & (col < cols)
+    return here, row, col, inside, (inside < tl.load(here + _SIZE).to(tl.int32)) & (col < cols)
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def _sums_kernel(grads, strides, tiles_ptr, sums_ptr, bad_ptr, TILE: tl.constexp
     tl.store(sums_ptr + pid, tl.sum(tl.sum(g * g, 1), 0))
     tl.store(sums_ptr + tiles + pid, tl.sum(tl.sum(g * m, 1), 0))
     tl.store(sums_ptr + 2 * tiles + pid, tl.sum(tl.sum(m * m, 1), 0))
-    first = tl.where(tl.abs(g) < float("inf"), 9223372036854775807, inside)
+    first = tl.where(tl.abs(g) < float("inf"), 2147483647, inside)
     tl.store(bad_ptr + pid, tl.min(tl.min(first, 1), 0))
 
 
@@ -94,9 +94,9 @@ def _momentum_kernel(
         own_gm += tl.where(owner == param, gm, 0.0)
         own_mm += tl.where(owner == param, mm, 0.0)
         if pid == 0:
-            bad = tl.load(bad_ptr + offs, mask=some, other=9223372036854775807)
+            bad = tl.load(bad_ptr + offs, mask=some, other=2147483647)
             place = bad + tl.load(offsets_ptr + owner, mask=some, other=0)
-            first = tl.minimum(first, tl.where(bad < 9223372036854775807, place, 9223372036854775807))
+            first = tl.minimum(first, tl.where(bad < 2147483647, place, 9223372036854775807))
     norm = tl.sqrt(tl.sum(gg, 0)).to(tl.float32)
     finite = tl.where(tl.abs(norm) < float("inf"), 1, 0)
     keep = finite
@@ -125,7 +125,7 @@ def _momentum_kernel(
         length = tl.maximum(tl.sqrt(tl.maximum(square, 0.0)).to(tl.float32), 1e-7)
         x = (tl.fma(mu, new, g) * (1.0 / length)).to(x_ptr.dtype.element_ty)
         x_ptr += tl.load(here + _PLACE)
-        width = tl.load(here + _WIDTH)
+        width = tl.load(here + _WIDTH).to(tl.int32)
         if tl.load(here + _TALL) != 0:
             tl.store(x_ptr + tl.trans(col) * width + tl.trans(row), tl.trans(x), mask=tl.trans(mask))
         else:
@@ -190,7 +190,7 @@ def _apply_kernel(
     weight = tl.load(weight_ptr + inside, mask=mask, other=0.0)
     if tl.load(here + _MATRIX) != 0:
         x_ptr += tl.load(here + _PLACE)
-        width = tl.load(here + _WIDTH)
+        width = tl.load(here + _WIDTH).to(tl.int32)
         if tl.load(here + _TALL) != 0:
             x = tl.trans(tl.load(x_ptr + tl.trans(col) * width + tl.trans(row), mask=tl.trans(mask), other=0.0))
         else:
@@ -206,7 +206,7 @@ def _apply_kernel(
         copy = tl.load(here + _COPY)
         if copy != 0:
             copy_ptr = copy.to(tl.pointer_type(tl.bfloat16))
-            tl.store(copy_ptr + row * tl.load(here + _COPY_WIDTH) + col, weight.to(tl.bfloat16), mask=mask)
+            tl.store(copy_ptr + row * tl.load(here + _COPY_WIDTH).to(tl.int32) + col, weight.to(tl.bfloat16), mask=mask)
 
 
 def _round_up(n: int, multiple: int) -> int:
@@ -264,7 +264,7 @@ class Plan:
         )
         self.sizes = torch.tensor(sizes, device=device)
         self.sums = torch.empty(3 * len(tiles), device=device)
-        self.bad = torch.empty(len(tiles), dtype=torch.int64, device=device)
+        self.bad = torch.empty(len(tiles), dtype=torch.int32, device=device)
         self.control = torch.empty(2, device=device)
         # Between matrices and tiles lies padding, which stays zero.
         self.x, self.following = (torch.zeros(place, dtype=dtype, device=device) for _ in range(2))
@@ -282,7 +282,7 @@ class Plan:
         n_tiles = self.tiles.shape[0]
         flat = [g if g.ndim == 2 and g.stride(1) == 1 else g.contiguous() for g in grads]
         given = tuple(flat), tuple(g.stride(0) if g.ndim == 2 else TILE for g in flat)
-        options = {"TILE": TILE, "num_warps": 4}
+        options = {"TILE": TILE, "num_warps": 8}
         _sums_kernel[(n_tiles,)](*given, self.tiles, self.sums, self.bad, **options)
         _momentum_kernel[(n_tiles,)](
             *given, self.tiles, self.sums, self.bad, keep, self.control, grad_norm, skipped, first_bad, self.x,
@@ -292,13 +292,11 @@ class Plan:
         )  # fmt: skip
         x, following = self.x, self.following
         for a, b, c in self.coefficients if x.numel() else ():
-            gemm = {"BLOCK": TILE, "num_warps": 4, "num_stages": 3}
+            gemm = {"BLOCK": TILE, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
             n = self.grams.shape[0]
-            _gram_kernel[(n,)](x, self.gram, self.grams, 0.0, 1.0, POLYNOMIAL=False, BLOCK_K=128, **gemm)
-            _gram_kernel[(n,)](self.gram, self.polynomial, self.polynomials, b, c, POLYNOMIAL=True, BLOCK_K=64, **gemm)
-            _product_kernel[(self.products.shape[0],)](
-                x, self.polynomial, following, self.products, a, BLOCK_K=64, **gemm
-            )
+            _gram_kernel[(n,)](x, self.gram, self.grams, 0.0, 1.0, POLYNOMIAL=False, **gemm)
+            _gram_kernel[(n,)](self.gram, self.polynomial, self.polynomials, b, c, POLYNOMIAL=True, **gemm)
+            _product_kernel[(self.products.shape[0],)](x, self.polynomial, following, self.products, a, **gemm)
             x, following = following, x
         _apply_kernel[(n_tiles,)](*given, self.tiles, self.sizes, self.control, lr, x, mu, **options)
 
@@ -309,7 +307,7 @@ def _pointers(params: Sequence[Tensor]) -> list[int]:
 
 def usable(params: Sequence[Tensor], dtype: torch.dtype) -> bool:
     """Whether the kernels serve these parameters with Newton-Schulz steps in `dtype`."""
-    fits_32_bits = sum(p.numel() for p in params) < 2**31
+    fits_32_bits = max(p.numel() for p in params) < 2**30
     return (
         dtype == torch.bfloat16
         and fits_32_bits

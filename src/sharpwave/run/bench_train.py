@@ -121,11 +121,28 @@ def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
         "updates_per_epoch": updates,
     }
     if cuda:
+        result["phases_us"] = _phases(agent)
         result["nodes"] = agent._run_update.nodes()
         result["rollout_nodes_per_step"] = (agent._run_rollout.nodes() or 0) / options.horizon
         result["peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
     agent.close()
     return result
+
+
+def _phases(agent) -> dict[str, float]:
+    """Microseconds by phase in an update's graph, captured anew with events in it: the median of a few replays."""
+    from sharpwave.run.graphs import Captured
+
+    agent.timer.in_graphs = True
+    update = Captured(agent._update, agent.device)
+    for _ in range(Captured.WARM_UP + 1):
+        update()
+    replays = []
+    for _ in range(9):
+        update()
+        replays.append(agent.timer.last_replay())
+    agent.timer.in_graphs = False
+    return {phase: statistics.median(r[phase] for r in replays) * 1e6 for phase in replays[0]}
 
 
 def machine(device: str) -> dict[str, str]:
@@ -158,4 +175,6 @@ def main(options: TrainBenchmark) -> int:
             f"{r['minibatch']:>9} {r['dtype']:>9} {r['train_sps']:>12,.0f} {r['rollout_sps']:>12,.0f} "
             f"{r['sps']:>12,.0f} {r['update_us']:>10.1f} {r.get('nodes') or '':>6} {r.get('peak_memory_gib', 0):>6.1f}"
         )
+        if "phases_us" in r:
+            print("          us: " + ", ".join(f"{phase} {us:.1f}" for phase, us in r["phases_us"].items()))
     return 0

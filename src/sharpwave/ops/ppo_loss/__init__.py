@@ -1,6 +1,7 @@
 """The PPO loss of a minibatch, with its gradient."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -275,6 +276,7 @@ def ppo_gradient_categorical(
     mask: Tensor | None = None,
     valid: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    beside: AbstractContextManager | None = None,
     backend: _backends.Backend = "auto",
 ) -> PPOGradient:
     """`ppo_loss_categorical` of a network's output as it is, and the gradient there: no graph, no copies around it.
@@ -285,6 +287,8 @@ def ppo_gradient_categorical(
             for n / m consecutive rows.
         nvec, clip, vf_clip, vf_coef, mask, valid, backend: as there.
         dtype: of the gradient, output's by default.
+        beside: a `sharpwave.run.graphs.Branch` on which a GPU sums up `loss` and `stats`, for nothing in the gradient
+            waits for them.
 
     Returns, raises: see `PPOGradient` and `ppo_loss_categorical`.
     """
@@ -309,7 +313,7 @@ def ppo_gradient_categorical(
     impl = _backends.load("ppo_loss", output.device, backend)
     if name == "triton":
         joint = torch.empty(output.shape, dtype=dtype, device=output.device)
-        loss, ratio, stats, *_ = impl.categorical(logits, value, *common, weight, *rest, joint=joint)
+        loss, ratio, stats, *_ = impl.categorical(logits, value, *common, weight, *rest, joint=joint, beside=beside)
         return PPOGradient(loss, ratio, stats, joint, None)
     loss, ratio, stats, d_logits, d_value = impl.categorical(logits, value, *common, _each_row(weight, n), *rest)
     return PPOGradient(loss, ratio, stats, _side_by_side(d_logits, d_value, output).to(dtype), None)
@@ -324,6 +328,7 @@ def ppo_gradient_gaussian(
     vf_coef: float,
     valid: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    beside: AbstractContextManager | None = None,
     backend: _backends.Backend = "auto",
 ) -> PPOGradient:
     """`ppo_loss_gaussian` of a network's output as it is, and the gradient there and at log_std.
@@ -353,7 +358,9 @@ def ppo_gradient_gaussian(
     rest = (valid, ent_coef, clip, vf_clip, vf_coef)
     if _backends.choose("ppo_loss", output.device.type, backend) == "triton":
         joint = torch.empty(output.shape, dtype=dtype, device=output.device)
-        loss, ratio, stats, _, d_log_std, _ = impl.gaussian(mean, wide, value, *common, weight, *rest, joint=joint)
+        loss, ratio, stats, _, d_log_std, _ = impl.gaussian(
+            mean, wide, value, *common, weight, *rest, joint=joint, beside=beside
+        )
         return PPOGradient(loss, ratio, stats, joint, d_log_std.sum(0))
     loss, ratio, stats, d_mean, d_log_std, d_value = impl.gaussian(
         mean, wide, value, *common, _each_row(weight, n), *rest

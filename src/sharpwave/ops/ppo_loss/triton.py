@@ -1,8 +1,10 @@
-"""The PPO loss and its gradient for GPUs: the advantages' moments, then one pass over the rows; two launches.
+"""The PPO loss and its gradient for GPUs: the advantages' moments, one pass over the rows, and the sums' sum.
 
-Rows are shared out to programs in fixed blocks. Each block's sums are written to a place of its own, and the program
-that finishes last adds them in order, so that the loss does not depend on who came when.
+Rows are shared out to programs in fixed blocks. Each writes its sums to a place of its own, and one more launch adds
+them in order, so that the loss does not depend on who came when. The gradient need not wait for that launch.
 """
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import triton
@@ -17,10 +19,9 @@ _LOG_2PI = tl.constexpr(1.8378770664093453)
 
 @triton.jit
 def _moments_kernel(
-    advantage_ptr, valid_ptr, moments_ptr, ticket_ptr, n,
-    HAS_VALID: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    advantage_ptr, valid_ptr, moments_ptr, n, HAS_VALID: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each program's sum, sum of squares and count of valid advantages, in float64; and the ticket back to 0."""
+    """Each program's sum, sum of squares and count of valid advantages, in float64."""
     pid = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.float64)
     square = tl.zeros([BLOCK], tl.float64)
@@ -37,8 +38,6 @@ def _moments_kernel(
     tl.store(moments_ptr + pid, tl.sum(total, 0))
     tl.store(moments_ptr + PARTS + pid, tl.sum(square, 0))
     tl.store(moments_ptr + 2 * PARTS + pid, tl.sum(count, 0))
-    if pid == 0:
-        tl.store(ticket_ptr, 0)
 
 
 @triton.jit
@@ -92,46 +91,44 @@ def _store_gradient(
 
 
 @triton.jit
-def _finish(
-    policy, value, entropy, old_kl, kl, outside, partial_ptr, ticket_ptr, loss_ptr, stats_ptr,
-    count, ent_coef, vf_coef, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """Write this block's sums; the last program to get here adds all of them up."""
-    pid, programs = tl.program_id(0), tl.num_programs(0)
-    here = partial_ptr + pid
+def _store_sums(policy, value, entropy, old_kl, kl, outside, partial_ptr):
+    """This program's sums, for `_finish_kernel`."""
+    programs = tl.num_programs(0)
+    here = partial_ptr + tl.program_id(0)
     tl.store(here, tl.sum(policy, 0))
     tl.store(here + programs, tl.sum(value, 0))
     tl.store(here + 2 * programs, tl.sum(entropy, 0))
     tl.store(here + 3 * programs, tl.sum(old_kl, 0))
     tl.store(here + 4 * programs, tl.sum(kl, 0))
     tl.store(here + 5 * programs, tl.sum(outside, 0))
-    # The barrier orders this program's stores before the ticket's release, whose acquirer then sees them.
-    tl.debug_barrier()
-    done = tl.atomic_add(ticket_ptr, 1, sem="acq_rel")
-    if done == programs - 1:
-        offs = tl.arange(0, BLOCKS)[None, :]
-        stat = tl.arange(0, 8)[:, None]
-        # Past the L1 cache, which may hold what another program wrote since.
-        parts = tl.load(
-            partial_ptr + stat * programs + offs, mask=(stat < 6) & (offs < programs), other=0.0, cache_modifier=".cg"
-        )  # [8, BLOCKS]
-        means = tl.sum(parts, 1) / count  # [8]
-        offs_stat = tl.arange(0, 8)
-        tl.store(stats_ptr + offs_stat, means, mask=offs_stat < 6)
-        share = tl.where(
-            offs_stat == 0, 1.0, tl.where(offs_stat == 1, vf_coef, tl.where(offs_stat == 2, -ent_coef, 0.0))
-        )
-        # A coefficient of 0 must not hide a NaN behind 0 * NaN, nor spread one from the means that are only reported.
-        tl.store(loss_ptr, tl.sum(tl.where(offs_stat < 3, share * means, 0.0), 0))
+
+
+@triton.jit
+def _finish_kernel(
+    moments_ptr, partial_ptr, ent_coef_ptr, loss_ptr, stats_ptr, programs, vf_coef,
+    PARTS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """The programs' sums, added up in order: the means, and the loss of them."""
+    offs = tl.arange(0, BLOCKS)[None, :]
+    stat = tl.arange(0, 8)[:, None]
+    parts = tl.load(partial_ptr + stat * programs + offs, mask=(stat < 6) & (offs < programs), other=0.0)  # [8, BLOCKS]
+    _, _, count = _moments(moments_ptr, PARTS)
+    means = tl.sum(parts, 1) / count  # [8]
+    offs_stat = tl.arange(0, 8)
+    tl.store(stats_ptr + offs_stat, means, mask=offs_stat < 6)
+    ent_coef = tl.load(ent_coef_ptr)
+    share = tl.where(offs_stat == 0, 1.0, tl.where(offs_stat == 1, vf_coef, tl.where(offs_stat == 2, -ent_coef, 0.0)))
+    # A coefficient of 0 must not hide a NaN behind 0 * NaN, nor spread one from the means that are only reported.
+    tl.store(loss_ptr, tl.sum(tl.where(offs_stat < 3, share * means, 0.0), 0))
 
 
 @triton.jit
 def _categorical_kernel(
     logits_ptr, value_ptr, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr, mask_ptr, valid_ptr,
-    ent_coef_ptr, ratio_ptr, d_logits_ptr, d_value_ptr, moments_ptr, partial_ptr, ticket_ptr, loss_ptr, stats_ptr,
+    ent_coef_ptr, ratio_ptr, d_logits_ptr, d_value_ptr, moments_ptr, partial_ptr,
     n, stride_logits, stride_value, stride_action, rows_per_weight, clip, vf_clip, vf_coef,
     NVEC: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, HAS_MASK: tl.constexpr, HAS_VALID: tl.constexpr,
-    PARTS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     mean, std, count = _moments(moments_ptr, PARTS)
     ent_coef = tl.load(ent_coef_ptr)
@@ -213,19 +210,16 @@ def _categorical_kernel(
         sum_old_kl += tl.where(valid, old_kl, 0.0)
         sum_kl += tl.where(valid, kl, 0.0)
         sum_outside += tl.where(valid, outside, 0.0)
-    _finish(
-        sum_policy, sum_value, sum_entropy, sum_old_kl, sum_kl, sum_outside,
-        partial_ptr, ticket_ptr, loss_ptr, stats_ptr, count, ent_coef, vf_coef, BLOCKS,
-    )  # fmt: skip
+    _store_sums(sum_policy, sum_value, sum_entropy, sum_old_kl, sum_kl, sum_outside, partial_ptr)
 
 
 @triton.jit
 def _gaussian_kernel(
     mean_ptr, log_std_ptr, value_ptr, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr, valid_ptr,
-    ent_coef_ptr, ratio_ptr, d_mean_ptr, d_log_std_ptr, d_value_ptr, moments_ptr, partial_ptr, ticket_ptr, loss_ptr,
-    stats_ptr, n, stride_mean, stride_log_std, stride_value, rows_per_weight, clip, vf_clip, vf_coef,
+    ent_coef_ptr, ratio_ptr, d_mean_ptr, d_log_std_ptr, d_value_ptr, moments_ptr, partial_ptr,
+    n, stride_mean, stride_log_std, stride_value, rows_per_weight, clip, vf_clip, vf_coef,
     DIM: tl.constexpr, OUT: tl.constexpr, HAS_VALID: tl.constexpr,
-    PARTS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     a_mean, a_std, count = _moments(moments_ptr, PARTS)
     ent_coef = tl.load(ent_coef_ptr)
@@ -279,10 +273,7 @@ def _gaussian_kernel(
         sum_old_kl += tl.where(valid, old_kl, 0.0)
         sum_kl += tl.where(valid, kl, 0.0)
         sum_outside += tl.where(valid, outside, 0.0)
-    _finish(
-        sum_policy, sum_value, sum_entropy, sum_old_kl, sum_kl, sum_outside,
-        partial_ptr, ticket_ptr, loss_ptr, stats_ptr, count, ent_coef, vf_coef, BLOCKS,
-    )  # fmt: skip
+    _store_sums(sum_policy, sum_value, sum_entropy, sum_old_kl, sum_kl, sum_outside, partial_ptr)
 
 
 class _Launch:
@@ -297,21 +288,26 @@ class _Launch:
         self.parts = min(64, triton.next_power_of_2(triton.cdiv(n, MOMENT_BLOCK)))
         self.sizes = {
             "PARTS": self.parts,
-            "BLOCKS": triton.next_power_of_2(self.grid[0]),
             "BLOCK_M": block_m,
             "BLOCK_K": block_k,
             "num_warps": 2 if block_k <= 1024 else 8,
         }
         self.moments = torch.empty(3 * self.parts, dtype=torch.float64, device=device)
         self.partial = torch.empty(N_STATS * self.grid[0], device=device)
-        self.ticket = torch.empty(1, dtype=torch.int32, device=device)
         self.loss = torch.empty((), device=device)
         self.stats = torch.empty(N_STATS, device=device)
         self.ratio = torch.empty(n, device=device)
         _moments_kernel[(self.parts,)](
-            advantage, valid, self.moments, self.ticket, n,
-            HAS_VALID=valid is not None, PARTS=self.parts, BLOCK=MOMENT_BLOCK,
+            advantage, valid, self.moments, n, HAS_VALID=valid is not None, PARTS=self.parts, BLOCK=MOMENT_BLOCK,
         )  # fmt: skip
+
+    def finish(self, ent_coef: Tensor, vf_coef: float, beside: AbstractContextManager | None) -> None:
+        """Sum up the loss and the statistics: on `beside`, a branch, where nothing waits for them at once."""
+        with nullcontext() if beside is None else beside:
+            _finish_kernel[(1,)](
+                self.moments, self.partial, ent_coef, self.loss, self.stats, self.grid[0], vf_coef,
+                PARTS=self.parts, BLOCKS=triton.next_power_of_2(self.grid[0]), num_warps=8,
+            )  # fmt: skip
 
 
 def _check(*tensors: Tensor) -> None:
@@ -328,6 +324,7 @@ def categorical(
     logits: Tensor, value: Tensor, action: Tensor, old_logprob: Tensor, old_value: Tensor, advantage: Tensor,
     weight: Tensor, mask: Tensor | None, valid: Tensor | None, ent_coef: Tensor, nvec: list[int],
     clip: float, vf_clip: float, vf_coef: float, joint: Tensor | None = None,
+    beside: AbstractContextManager | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(loss, ratio, stats, d loss/d logits, d loss/d value).
 
@@ -343,11 +340,12 @@ def categorical(
     d_logits, d_value = _gradients(logits, value, joint)
     _categorical_kernel[launch.grid](
         logits, value, action, *rows, mask, valid, ent_coef, launch.ratio, d_logits, d_value, launch.moments,
-        launch.partial, launch.ticket, launch.loss, launch.stats, value.shape[0], logits.stride(0), value.stride(0),
+        launch.partial, value.shape[0], logits.stride(0), value.stride(0),
         action.stride(0), value.shape[0] // weight.shape[0], clip, vf_clip, vf_coef, NVEC=tuple(nvec),
         WIDTH=logits.shape[1], OUT=0 if joint is None else joint.shape[1], HAS_MASK=mask is not None,
         HAS_VALID=valid is not None, **launch.sizes,
     )  # fmt: skip
+    launch.finish(ent_coef, vf_coef, beside)
     return launch.loss, launch.ratio, launch.stats, d_logits, d_value
 
 
@@ -355,6 +353,7 @@ def gaussian(
     mean: Tensor, log_std: Tensor, value: Tensor, action: Tensor, old_logprob: Tensor, old_value: Tensor,
     advantage: Tensor, weight: Tensor, valid: Tensor | None, ent_coef: Tensor,
     clip: float, vf_clip: float, vf_coef: float, joint: Tensor | None = None,
+    beside: AbstractContextManager | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(loss, ratio, stats, d loss/d mean, d loss/d log_std, d loss/d value); `joint` as in `categorical`."""
     _check(mean, log_std, value, action, old_logprob, old_value, advantage, weight)
@@ -367,10 +366,11 @@ def gaussian(
     d_log_std = torch.empty(mean.shape, dtype=log_std.dtype, device=mean.device)
     _gaussian_kernel[launch.grid](
         mean, log_std, value, *rows, valid, ent_coef, launch.ratio, d_mean, d_log_std, d_value, launch.moments,
-        launch.partial, launch.ticket, launch.loss, launch.stats, mean.shape[0], mean.stride(0), log_std.stride(0),
+        launch.partial, mean.shape[0], mean.stride(0), log_std.stride(0),
         value.stride(0), value.shape[0] // weight.shape[0], clip, vf_clip, vf_coef, DIM=mean.shape[1],
         OUT=0 if joint is None else joint.shape[1], HAS_VALID=valid is not None, **launch.sizes,
     )  # fmt: skip
+    launch.finish(ent_coef, vf_coef, beside)
     return launch.loss, launch.ratio, launch.stats, d_mean, d_log_std, d_value
 
 
