@@ -7,7 +7,7 @@ from sharpwave.algos.ppo import PPO
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.run import loop, rundir
 from sharpwave.run.checkpoint import flatten, unflatten
-from tests.algos.test_ppo import fingerprint, train, trainer
+from tests.algos.test_ppo import fingerprint, one_update, train, trainer
 
 BOTH = dict(normalize_obs=True, normalize_reward=True)
 
@@ -31,7 +31,7 @@ def test_ratios_are_one_before_the_first_update(encoder):
     for _ in range(3):
         agent.train_epoch()
     agent._rollout()
-    agent._update()
+    one_update(agent)
     assert (agent.segments.ratio - 1).abs().max() <= 1e-5
 
 

@@ -35,7 +35,7 @@ class Event:
     now = 0.0
     passed = True
 
-    def __init__(self, enable_timing):
+    def __init__(self, enable_timing, external=False):
         assert enable_timing
 
     def record(self):
