@@ -335,8 +335,7 @@ class PPO:
     @torch.no_grad()
     def histograms(self) -> dict[str, tuple[float, float, list[float]]]:
         """Of the segments' priorities now, for the dashboard. Waits for the device."""
-        priority = segment_priority(segment_advantage(self.segments, self.config), self.config.alpha)
-        found = log_histogram(priority)
+        found = log_histogram(segment_advantage(self.segments, self.config)[1])
         return {} if found is None else {"priorities": found}
 
     def phases(self) -> dict[str, float]:
