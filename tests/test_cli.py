@@ -379,11 +379,11 @@ def test_info(capfd):
 
 def test_bench_train(capsys):
     tiny = "--num-envs 4 --horizon 8 --minibatch 16 32 --observation-size 5 --num-actions 3 --hidden 8 --layers 1"
-    assert main(["bench", "train", *tiny.split(), "--updates", "1", "--repeats", "1", "--json"]) == 0
+    assert main(["bench", "train", *tiny.split(), "--repeats", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row["minibatch"] for row in report["results"]] == [16, 32]
     assert all(row["train_sps"] > 0 and row["sps"] > 0 for row in report["results"])
-    assert main(["bench", "train", *tiny.split(), "--updates", "1", "--repeats", "1"]) == 0
+    assert main(["bench", "train", *tiny.split(), "--repeats", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 

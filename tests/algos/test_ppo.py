@@ -15,6 +15,7 @@ from sharpwave.algos.ppo_metrics import UpdateMetrics
 from sharpwave.algos.segments import segment_advantage
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.ops.advantage import puff_advantage
+from sharpwave.run import environment
 from sharpwave.run.checkpoint import flatten, unflatten
 from sharpwave.run.errors import UserError
 from sharpwave.run.evaluate import evaluate
@@ -446,7 +447,12 @@ class TestConfig:
 
     def test_every_field_is_read(self):
         """A setting that nothing reads is a lie to the one who sets it."""
-        source = inspect.getsource(ppo) + inspect.getsource(segments) + inspect.getsource(ppo_config.PPOConfig.resolved)
+        source = (
+            inspect.getsource(ppo)
+            + inspect.getsource(segments)
+            + inspect.getsource(environment)
+            + inspect.getsource(ppo_config.PPOConfig.resolved)
+        )
         source += "".join(
             inspect.getsource(p.fget) for p in vars(PPOConfig).values() if isinstance(p, property) and p.fget
         )
