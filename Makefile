@@ -4,7 +4,7 @@ BIN    := .venv/bin
 SEED   ?= 0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train plot test test-fast fuzz test-gpu bench-gpu check install install-dev clean
+.PHONY: train plot test test-fast fuzz test-gpu bench-gpu docs check install install-dev clean
 
 train: install  ## learn CartPole on the CPU and evaluate it
 	$(BIN)/sharpwave train ppo --env CartPole-v1 --device cpu --seed $(SEED)
@@ -20,6 +20,9 @@ test-fast: install-dev  ## the tests that take under ten seconds each
 
 fuzz: install-dev  ## ten minutes of random operations on each kind of replay buffer
 	SHARPWAVE_FUZZ_SECONDS=600 $(BIN)/python -m pytest tests/replay/test_machine.py -k for_long --numprocesses 2
+
+docs: install-dev  ## the site, into site/, its links checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: install-dev  ## formatting, lint, types
 	$(BIN)/ruff format --check
