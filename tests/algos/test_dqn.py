@@ -427,6 +427,28 @@ class TestResume:
         assert not torch.equal(base[3], other_seed[3])
 
 
+class TestNormalizer:
+    def test_it_follows_what_was_seen_and_travels_with_the_weights(self):
+        agent = trainer(Chain(4, [1.0] * 10), name="toy/Chain", normalize_obs=True)
+        agent.train_epoch()
+        moments = agent.policy.normalizer
+        assert moments.count == 4 * 32 and moments.mean.tolist() == pytest.approx([0.45, 1.0], abs=0.05)
+        other = trainer(Chain(4, [1.0] * 10), name="toy/Chain", normalize_obs=True, seed=1)
+        other.policy.load_state_dict(agent.policy.state_dict())
+        obs = torch.tensor([[0.3, 1.0], [0.9, 1.0]])
+        assert torch.equal(agent.policy(obs), other.policy(obs))
+        assert torch.equal(agent.policy.prepare(obs), moments(obs))
+
+    def test_targets_read_observations_as_the_policy_does(self, monkeypatch):
+        agent = trainer(Chain(4, [1.0] * 10), name="toy/Chain", normalize_obs=True)
+        agent.train_epoch()
+        seen = []
+        real = agent.target.output
+        monkeypatch.setattr(agent.target, "output", lambda x: (seen.append(x), real(x))[1])
+        agent._learn(1)
+        assert torch.equal(seen[0], agent.policy.normalizer(agent._batches[0].next_obs))
+
+
 class TestActing:
     def test_greedy_and_exploring(self):
         agent = trainer(epsilon_end=1.0)

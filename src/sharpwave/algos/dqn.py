@@ -69,9 +69,11 @@ class DQN:
             policy = QNetwork(
                 self.env.observation, self.num_actions, config.network, config.hidden, config.layers,
                 frames=config.frame_stack, dueling=config.dueling, noisy=config.noisy, atoms=config.atoms,
+                normalize=config.normalize_obs,
             )  # fmt: skip
         self.policy = policy.to(self.device)
         self.target = copy.deepcopy(self.policy).requires_grad_(False)
+        self.target.normalizer = None  # it is given what the policy has made ready
         self.atoms = None
         if config.atoms > 1:
             self.atoms = torch.linspace(config.v_min, config.v_max, config.atoms, device=self.device)
@@ -189,6 +191,8 @@ class DQN:
             # In place, so that a captured step goes on where the last one stopped.
             self.obs.copy_(step.obs)
             self.begins.copy_(step.begins)
+            if self.policy.normalizer is not None:
+                self.policy.normalizer.update(self.obs)
         self._choose()
 
     def _store(self, step: Step, reward: Tensor) -> None:

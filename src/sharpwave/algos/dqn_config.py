@@ -92,6 +92,10 @@ class DQNConfig(RunConfig):
     reward_clip: float | None = None
     """Clamp scaled rewards to [-reward_clip, reward_clip]; none takes them as they are. 1 for Atari."""
 
+    normalize_obs: bool = False
+    """Shift and scale each entry of the observation by its running mean and standard deviation. They are updated at
+    each step, and kept with the weights: evaluation uses them too."""
+
     epsilon_start: float = 1.0
     """Share of random actions at the start."""
     epsilon_end: float = 0.05

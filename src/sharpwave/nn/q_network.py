@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from sharpwave.envs.base import Observation
 from sharpwave.nn.noisy import NoisyLinear, scaled_noise
+from sharpwave.nn.normalize import ObservationNormalizer
 from sharpwave.ops._backends import choose
 from sharpwave.ops.q_mlp import WIDEST, q_mlp
 
@@ -34,6 +35,7 @@ class QNetwork(nn.Module):
         frames: how many frames an observation shows; inputs are then (B, frames, *shape), and frames become channels.
         dueling, noisy: as above; with `noisy` stream and head are `NoisyLinear`s.
         atoms: 1, or the atoms of a distribution.
+        normalize: shift and scale observations by the running moments in `normalizer`, which whoever trains updates.
 
     Raises:
         ValueError: a network of convolutions for an observation that is no image of at least 8 x 8.
@@ -53,12 +55,15 @@ class QNetwork(nn.Module):
         dueling: bool = True,
         noisy: bool = False,
         atoms: int = 1,
+        normalize: bool = False,
     ):
         super().__init__()
         if kind not in get_args(NetworkKind):
             raise ValueError(f"network must be one of {', '.join(get_args(NetworkKind))}; got {kind!r}")
         self.observation, self.actions, self.frames, self.atoms = observation, actions, frames, atoms
         self.dueling, self.noisy = dueling, noisy
+        self.normalizer = ObservationNormalizer(observation.shape) if normalize else None
+        self.is_bytes = observation.dtype == torch.uint8 and not normalize
         image = _image(observation.shape)
         if kind == "auto":
             kind = "mlp" if image is None else "nature"
@@ -73,7 +78,7 @@ class QNetwork(nn.Module):
         else:
             channels, height, pixels = image
             make = _nature if kind == "nature" else _impala
-            scale = 1 / 255 if observation.dtype == torch.uint8 else 1.0
+            scale = 1 / 255 if self.is_bytes else 1.0
             self.trunk, features = make(channels * frames, (height, pixels), scale)
         linear = NoisyLinear if noisy else nn.Linear
         streams = 2 if dueling else 1
@@ -132,9 +137,11 @@ class QNetwork(nn.Module):
 
         Images keep their values: whole numbers up to 255 are exact in bfloat16, and the first layer divides bytes.
         """
+        if self.normalizer is not None:
+            obs = self.normalizer(obs)
         if not self.is_image:
             x = obs.reshape(len(obs), -1)
-            return x.float() / 255 if obs.dtype == torch.uint8 else x.to(self.stream.weight.dtype)
+            return x.float() / 255 if self.is_bytes else x.to(self.stream.weight.dtype)
         shape = self.observation.shape
         x = obs if self.frames > 1 else obs.unsqueeze(1)  # (B, frames, *shape)
         if len(shape) == 2:
