@@ -570,6 +570,8 @@ class TestConfig:
             (dict(lr=0.0), "--lr must be above 0"),
             (dict(total_steps=100), "--total-steps must be at least one epoch of 128"),
             (dict(buffer_size=20), "--buffer-size must be at least 24"),
+            (dict(buffer_size=2**31), "--buffer-size must be at most 2,000,000,000"),
+            (dict(buffer_size=2_000_000_000, env_kwargs=dict(observation_size=10_000), name="sharpwave/Synthetic"), "GiB"),
             (dict(learning_starts=5000), "--learning-starts 5000 is not below --total-steps 1280"),
             (dict(tau=0.0), r"--tau must be in \(0, 1\]"),
             (dict(v_min=3.0, v_max=3.0), "--v-max must be above --v-min 3 and finite"),

@@ -14,6 +14,8 @@ The action of the next step is chosen before the updates, so that environments o
 """
 
 import copy
+import math
+import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -101,6 +103,7 @@ class DQN:
         }
         if self.env.may_skip:
             fields["valid"] = ((), torch.bool)
+        _require_memory(config.buffer_size, fields, self.device)
         self.replay = PrioritizedReplay(
             config.buffer_size, self.device, fields=fields, num_envs=config.num_envs, n_step=config.n_step,
             gamma=config.gamma, frame_stack=config.frame_stack, alpha=config.alpha,
@@ -457,6 +460,23 @@ class DQN:
                 return name
             place -= p.numel()
         raise AssertionError(place)
+
+
+def _require_memory(items: int, fields: Mapping[str, Any], device: torch.device) -> None:
+    """Raise where the replay cannot fit: a machine may kill the process instead of refusing the memory."""
+    own = 4 + 8 + 4 + 4  # of an item: leaf, generation, step, and its share of the tree's nodes
+    size = items * (own + sum(math.prod(shape) * dtype.itemsize for shape, dtype in fields.values()))
+    if device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[0]
+    elif hasattr(os, "sysconf"):
+        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:
+        return
+    if size > room:
+        raise UserError(
+            f"--buffer-size {items} takes {size / 2**30:.1f} GiB; {device} has {room / 2**30:.1f}: at most "
+            f"{int(items * room / size * 0.8)} would leave room for the rest"
+        )
 
 
 def _one_head(env: VectorEnv) -> int:

@@ -157,6 +157,7 @@ class DQNConfig(RunConfig):
             *("hidden", "layers", "atoms"),
         ):
             require(getattr(self, name) >= 1, name, "at least 1")
+        require(self.buffer_size <= 2_000_000_000, "buffer_size", "at most 2,000,000,000")
         require(self.num_envs is None or self.num_envs >= 1, "num_envs", "at least 1")
         require(0 <= self.seed < 2**63, "seed", "in [0, 2^63)")
         require(self.learning_starts >= 0, "learning_starts", "at least 0")
