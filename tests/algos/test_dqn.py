@@ -532,6 +532,15 @@ class TestMetrics:
         assert 256 - 4 * 2 <= after["replay/held"] <= 256  # all steps but those whose three are not complete
         assert set(agent.phases()) >= {"act", "env", "insert", "sample", "train", "priorities"}
 
+    def test_histograms(self):
+        agent = trainer()
+        assert agent.histograms() == {}
+        agent.train_epoch()
+        agent._metrics.td_error[:2] = torch.tensor([math.nan, math.inf])
+        shown = agent.histograms()
+        assert sum(shown["priorities"][2]) == agent.metrics()["replay/held"]
+        assert sum(shown["TD errors"][2]) == SMALL["batch_size"] - 2
+
     def test_means_are_over_the_updates_taken(self):
         metrics = UpdateMetrics(torch.device("cpu"), 2, window=3)
         td = torch.tensor([1.0, -3.0])
@@ -571,7 +580,10 @@ class TestConfig:
             (dict(total_steps=100), "--total-steps must be at least one epoch of 128"),
             (dict(buffer_size=20), "--buffer-size must be at least 24"),
             (dict(buffer_size=2**31), "--buffer-size must be at most 2,000,000,000"),
-            (dict(buffer_size=2_000_000_000, env_kwargs=dict(observation_size=10_000), name="sharpwave/Synthetic"), "GiB"),
+            (
+                dict(buffer_size=2_000_000_000, env_kwargs=dict(observation_size=10_000), name="sharpwave/Synthetic"),
+                "GiB",
+            ),
             (dict(learning_starts=5000), "--learning-starts 5000 is not below --total-steps 1280"),
             (dict(tau=0.0), r"--tau must be in \(0, 1\]"),
             (dict(v_min=3.0, v_max=3.0), "--v-max must be above --v-min 3 and finite"),

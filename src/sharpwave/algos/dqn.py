@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from sharpwave.algos.dqn_config import DQNConfig
 from sharpwave.algos.dqn_metrics import ReturnCheck, UpdateMetrics, replay_metrics
+from sharpwave.algos.ppo_metrics import log_histogram
 from sharpwave.envs.base import Discrete, Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn.q_network import QNetwork, greedy
@@ -393,6 +394,15 @@ class DQN:
     def faults(self) -> list[str]:
         """What was not finite in the updates that the last `metrics` call counted as skipped; empty when none was."""
         return self._faults
+
+    def histograms(self) -> dict[str, tuple[float, float, list[float]]]:
+        """Of all priorities p^alpha held, and of the last update's TD errors, for the dashboard. Waits for the device."""
+        leaves = self.replay.state.tree.leaves
+        shown = {"priorities": leaves[leaves > 0]}
+        if self.updates:
+            shown["TD errors"] = self._metrics.td_error.abs().nan_to_num(0, 0)
+        found = {name: log_histogram(values) for name, values in shown.items()}
+        return {name: histogram for name, histogram in found.items() if histogram is not None}
 
     def phases(self) -> dict[str, float]:
         """Seconds by phase since the last call."""

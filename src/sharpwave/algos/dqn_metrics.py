@@ -24,14 +24,14 @@ class UpdateMetrics:
         self._log = torch.zeros(window, len(NAMES), device=device)
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
-        self._td_error = torch.zeros(batch_size, device=device)
+        self.td_error = torch.zeros(batch_size, device=device)
 
     def update(self, stats: Tensor, grad_norm: Tensor, td_error: Tensor) -> None:
         """Take in one update: the loss's STATS and the gradient's norm."""
         self._log.index_copy_(0, self._place, torch.cat([stats, grad_norm.view(1)])[None])
         self._place.add_(1).remainder_(self.window)
         self._count += 1
-        self._td_error.copy_(td_error)
+        self.td_error.copy_(td_error)
 
     def read(self) -> tuple[dict[str, float], list[str]]:
         """The numbers by name and what was not finite in skipped updates; then begin anew. Waits for the device.
@@ -46,7 +46,7 @@ class UpdateMetrics:
         if updates:
             numbers |= dict(zip(NAMES, rows[kept].double().mean(0).tolist(), strict=True))
             numbers["q/max"] = float(rows[kept, NAMES.index("q/max")].max()) if kept.any() else math.nan
-            tails = torch.quantile(self._td_error.abs().cpu(), torch.tensor([0.5, 0.9, 1.0])).tolist()
+            tails = torch.quantile(self.td_error.abs().cpu(), torch.tensor([0.5, 0.9, 1.0])).tolist()
             numbers |= dict(zip(("td/p50", "td/p90", "td/max"), tails, strict=True))
         bad = (~rows.isfinite()).any(0).tolist()
         self._place.zero_()
