@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sharpwave.algos import dqn, dqn_config
+from sharpwave.algos import dqn, dqn_checks, dqn_config
 from sharpwave.algos.dqn import DQN, DQNConfig
 from sharpwave.algos.dqn_metrics import ReturnCheck, UpdateMetrics
 from sharpwave.envs import Discrete, Observation, Reset, Step, TensorEnv
@@ -613,7 +613,11 @@ class TestConfig:
 
     def test_every_field_is_read(self):
         """A setting that nothing reads is a lie to the one who sets it."""
-        sources = [inspect.getsource(dqn), inspect.getsource(dqn_config.DQNConfig.resolved)]
+        sources = [
+            inspect.getsource(dqn),
+            inspect.getsource(dqn_checks),
+            inspect.getsource(dqn_config.DQNConfig.resolved),
+        ]
         sources += [inspect.getsource(p.fget) for p in vars(DQNConfig).values() if isinstance(p, property)]
         nodes = [node for text in sources for node in ast.walk(ast.parse(textwrap.dedent(text)))]
         read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

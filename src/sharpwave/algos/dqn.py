@@ -14,8 +14,6 @@ The action of the next step is chosen before the updates, so that environments o
 """
 
 import copy
-import math
-import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -24,16 +22,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from sharpwave.algos.dqn_checks import make_replay, number_of_actions
 from sharpwave.algos.dqn_config import DQNConfig
 from sharpwave.algos.dqn_metrics import ReturnCheck, UpdateMetrics, replay_metrics
 from sharpwave.algos.ppo_metrics import log_histogram
-from sharpwave.envs.base import Discrete, Reset, Step, VectorEnv
+from sharpwave.envs.base import Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn.q_network import QNetwork, greedy
 from sharpwave.ops.dqn_loss import DQNLoss, c51_loss, dqn_loss
 from sharpwave.optim.adam import FlatAdam, flatten_parameters
 from sharpwave.optim.muon import Muon
-from sharpwave.replay import PrioritizedReplay
 from sharpwave.replay.nest import Batch
 from sharpwave.run import seeding
 from sharpwave.run.environment import make_env
@@ -65,7 +63,7 @@ class DQN:
         self.env = env or make_env(config, self.device)
         if self.env.num_envs != config.num_envs:
             raise UserError(f"the environment has {self.env.num_envs} copies, the configuration {config.num_envs}")
-        self.num_actions = _one_head(self.env)
+        self.num_actions = number_of_actions(self.env)
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeding.stream_seed(config.seed, 0, "weights"))
@@ -94,23 +92,7 @@ class DQN:
             online = self.optimizer.flat
         self._weights = online, flatten_parameters(self.target.parameters())
 
-        observation = self.env.observation
-        fields: dict[str, Any] = {
-            "obs": (observation.shape, observation.dtype),
-            "action": ((), torch.int64),
-            "reward": ((), torch.float32),
-            "terminated": ((), torch.bool),
-            "truncated": ((), torch.bool),
-        }
-        if self.env.may_skip:
-            fields["valid"] = ((), torch.bool)
-        _require_memory(config.buffer_size, fields, self.device)
-        self.replay = PrioritizedReplay(
-            config.buffer_size, self.device, fields=fields, num_envs=config.num_envs, n_step=config.n_step,
-            gamma=config.gamma, frame_stack=config.frame_stack, alpha=config.alpha,
-            beta=(config.beta0, 1.0, config.num_updates * config.batch_size),
-            seed=seeding.stream_seed(config.seed, rank, "replay"),
-        )  # fmt: skip
+        self.replay = make_replay(config, self.env, rank, self.device)
         self._batches: list[Batch] = []
         self._side = [SideStream(self.device) for _ in range(2)]
 
@@ -396,7 +378,7 @@ class DQN:
         return self._faults
 
     def histograms(self) -> dict[str, tuple[float, float, list[float]]]:
-        """Of all priorities p^alpha held, and of the last update's TD errors, for the dashboard. Waits for the device."""
+        """Of the priorities p^alpha held and the last update's TD errors, for the dashboard. Waits for the device."""
         leaves = self.replay.state.tree.leaves
         shown = {"priorities": leaves[leaves > 0]}
         if self.updates:
@@ -470,30 +452,3 @@ class DQN:
                 return name
             place -= p.numel()
         raise AssertionError(place)
-
-
-def _require_memory(items: int, fields: Mapping[str, Any], device: torch.device) -> None:
-    """Raise where the replay cannot fit: a machine may kill the process instead of refusing the memory."""
-    own = 4 + 8 + 4 + 4  # of an item: leaf, generation, step, and its share of the tree's nodes
-    size = items * (own + sum(math.prod(shape) * dtype.itemsize for shape, dtype in fields.values()))
-    if device.type == "cuda":
-        room = torch.cuda.mem_get_info(device)[0]
-    elif hasattr(os, "sysconf"):
-        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    else:
-        return
-    if size > room:
-        raise UserError(
-            f"--buffer-size {items} takes {size / 2**30:.1f} GiB; {device} has {room / 2**30:.1f}: at most "
-            f"{int(items * room / size * 0.8)} would leave room for the rest"
-        )
-
-
-def _one_head(env: VectorEnv) -> int:
-    """How many actions there are, or an error that says why DQN cannot choose among them."""
-    action = env.action
-    if not isinstance(action, Discrete) or len(action.nvec) != 1 or action.masked:
-        kind = "continuous actions" if not isinstance(action, Discrete) else f"{len(action.nvec)} heads of actions"
-        kind = "action masks" if isinstance(action, Discrete) and action.masked else kind
-        raise UserError(f"dqn needs one discrete action without masks; {env.name} has {kind}: use sharpwave train ppo")
-    return action.nvec[0]
