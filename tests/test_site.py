@@ -28,7 +28,7 @@ def test_the_site(tmp_path):
     assert "--gae-lambda FLOAT" in page("reference/commands")
     assert 'id="sharpwave.ops.cdf.build_cdf"' in (tmp_path / "reference/ops/index.html").read_text()
     assert "Inclusive prefix sum" in page("reference/ops")
-    assert "examples/dqn_per.py in the repository" in page("replay")
+    assert "examples/dqn_per.py is a whole Double DQN" in page("replay")
     for image in ("dashboard.svg", "cartpole.svg", "cartpole.gif"):
         assert (tmp_path / "img" / image).stat().st_size > 1000
 

@@ -298,11 +298,11 @@ def test_the_front_is_what_no_trial_beats_in_both():
 
 
 @pytest.mark.slow
-def test_a_real_sweep(monkeypatch):
-    monkeypatch.undo()
+def test_a_real_sweep(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "sharpwave", "sweep", *OPTIONS, "--trials", "2", "--workers", "2", "--hidden", "8"],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == "" and "best of " in done.stdout
