@@ -205,10 +205,12 @@ CASES = {
 }
 NEEDS = {"mujoco": "mujoco", "box2d": "Box2D", "minigrid": "minigrid", "atari": "ale_py", "envpool": "envpool"}
 
+COMPILES = (pytest.mark.slow, pytest.mark.timeout(1800))  # minutes of a CPU
+
 
 @pytest.mark.parametrize(
     "name, options, reference, steps",
-    [pytest.param(*case, marks=pytest.mark.slow if "craftax" in label else ()) for label, case in CASES.items()],
+    [pytest.param(*case, marks=COMPILES if "craftax" in label else ()) for label, case in CASES.items()],
     ids=CASES,
 )
 def test_transitions_are_the_librarys_own(name, options, reference, steps, request):

@@ -9,12 +9,14 @@ import torch
 
 from sharpwave import envs
 from sharpwave.envs import Discrete, Observation
+from sharpwave.envs.bars import Bars
 from sharpwave.envs.breakout import Breakout
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.envs.cue_recall import CueRecall
 from sharpwave.envs.synthetic import Synthetic
 
 NATIVE = {
+    "bars": lambda device="cpu": Bars(33, device, window=3, episode_length=7, instruments=2, length=60),
     "breakout": lambda device="cpu": Breakout(33, device, sticky_action_prob=0, max_episode_steps=30),
     "cartpole": lambda device="cpu": CartPole(33, device, max_episode_steps=30),
     "recall": lambda device="cpu": CueRecall(33, device, k=5, delay=3),
