@@ -2,6 +2,7 @@
 
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -105,6 +106,13 @@ def test_seeds_and_preprocessing():
     assert a.inexact_because and not a.load_state_dict(a.state_dict()).continued
     small = envs.make("ALE/Pong-v5", **options, stack_num=2, img_height=42, img_width=40)
     assert small.observation.shape == (2, 42, 40)
+
+
+def test_other_vector_environments_are_left_alone():
+    """ale-py writes its autoreset mode where every class without metadata of its own would read it as its own."""
+    before = dict(gymnasium.vector.VectorEnv.metadata)
+    envs.make("ALE/Pong-v5", 1, num_threads=1).close()
+    assert gymnasium.vector.VectorEnv.metadata == before and "autoreset_mode" not in before
 
 
 def test_trained_on_pictures():

@@ -51,18 +51,24 @@ def make_atari(
     gymnasium.register_envs(ale_py)
     if name not in gymnasium.registry:
         raise ValueError(_unknown(name, gymnasium.registry))
-    return make_gymnasium(
-        name,
-        num_envs,
-        device,
-        vectorization_mode="vector_entry_point",
-        # DISABLED, which would be simpler, is not one of the modes that ale-py 0.12.1 was compiled with.
-        autoreset_mode=AutoresetMode.SAME_STEP,
-        life_loss_info=terminal_on_life_loss,
-        reward_clipping=reward_clipping,
-        vector_wrappers=(AtariEpisodes,),
-        **options,
-    )
+    # ale-py writes its autoreset mode into the dictionary that all classes of vector environments share.
+    shared, before = VectorEnv.metadata, dict(VectorEnv.metadata)
+    try:
+        return make_gymnasium(
+            name,
+            num_envs,
+            device,
+            vectorization_mode="vector_entry_point",
+            # DISABLED, which would be simpler, is not one of the modes that ale-py 0.12.1 was compiled with.
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            life_loss_info=terminal_on_life_loss,
+            reward_clipping=reward_clipping,
+            vector_wrappers=(AtariEpisodes,),
+            **options,
+        )
+    finally:
+        shared.clear()
+        shared.update(before)
 
 
 class AtariEpisodes(VectorWrapper):
