@@ -160,6 +160,7 @@ def test_the_same_runs_give_the_same_file():
             "--out no/such/x.png",
             "cannot write no/such/x.png: there is no folder no/such; make it, or choose another --out",
         ),
+        ("runs/a --metric", "--metric must name at least one metric"),
         ("--smooth 0", "--smooth must be at least 1; got 0"),
         ("--spread std", "invalid choice 'std' for argument '--spread'"),
         (

@@ -71,14 +71,63 @@ def test_a_line_that_is_being_written_is_not_there_yet():
     assert (run.step, run.problem) == (64, "")
 
 
-def test_damaged_lines_are_left_out_and_said():
+DAMAGED = [
+    "garbage",
+    "[1]",
+    "3",
+    "null",
+    "{}",
+    '{"step": 64, "epoch": 2, "nonfinite": 7}',
+    '{"step": NaN, "epoch": 2}',
+    '{"step": 64, "epoch": Infinity}',
+    '{"step": 64, "epoch": 1e308}',
+    '{"step": -1, "epoch": 2}',
+    '{"step": 99999999999999999999, "epoch": 2}',
+    '{"step": 64, "epoch": 2, "episode/return": "x\\ud800"}',
+    '{"step": 64, "epoch": 2, "episode/return": [1]}',
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_damaged_lines_are_left_out_and_said(damaged, capfd):
     path = make_run(Path("a"), [10.0])
     with (path / rundir.METRICS).open("a") as file:
-        file.write('garbage\n[1]\n3\nnull\n{"step": 64, "nonfinite": 7}\n')
-        file.write('{"step": 64, "epoch": 2, "episode/return": "x", "time/elapsed": null}\n')
+        file.write(damaged + "\n")
     run = runs.read(path)
-    assert (run.step, run.elapsed, run.last_return) == (64, 0, 10)
-    assert run.problem == "metrics.jsonl holds lines that are not JSON"
+    assert (run.step, run.elapsed, run.last_return) == (32, 2, 10)
+    assert run.problem == "metrics.jsonl holds lines that sharpwave did not write"
+    for options in ([], ["--json"], ["--compare"], ["--sort", "return"]):
+        assert main(["runs", "a", *options]) == 0
+
+
+@pytest.mark.parametrize("value", ["1e400", "null", "-1e400", '0, "nonfinite": {"time/elapsed": "nan"}'])
+def test_numbers_that_are_none(value):
+    path = make_run(Path("a"), [10.0])
+    line = f'{{"step": 64, "epoch": 2, "episode/return": {value.split(",")[0]}, "time/elapsed": {value}}}'
+    (path / rundir.METRICS).write_text(line + "\n")
+    run = runs.read(path)
+    assert (run.step, run.elapsed) == (64, 0) and not math.isinf(run.last_return)
+    assert main(["runs", "a"]) == 0
+
+
+def test_things_in_the_place_of_files(capfd):
+    for name in (rundir.METRICS, rundir.RUN, rundir.CONFIG):
+        path = make_run(Path("runs") / name.replace(".", "-"))
+        (path / name).unlink()
+        (path / name).mkdir()
+    path = make_run(Path("runs/noise"))
+    (path / rundir.METRICS).write_bytes(bytes(range(256)) * 2000)
+    path = make_run(Path("runs/config"))
+    (path / rundir.CONFIG).write_text('{"env": ["x"], "seed": "zero", "hidden": {}, "total_steps": -5}')
+    path = make_run(Path("runs/record"))
+    (path / rundir.RUN).write_text('{"algorithm": 5}')
+    make_run(Path("runs/new\nline"))
+    (Path("runs") / "loop").symlink_to(".")
+    (Path("runs") / "dead").symlink_to("nowhere")
+    for options in ([], ["--json"], ["--compare"], ["--sort", "step"]):
+        assert main(["runs", *options]) == 0
+    assert main(["plot"]) == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_status(tmp_path):

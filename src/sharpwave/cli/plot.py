@@ -43,6 +43,8 @@ def main(args: list[str]) -> int:
 
     if chosen.smooth < 1:
         raise UserError(f"--smooth must be at least 1; got {chosen.smooth}")
+    if not chosen.metric:
+        raise UserError("--metric must name at least one metric, e.g. --metric episode/return")
     if chosen.out is not None:
         plot.check_target(chosen.out, force=chosen.force)
     found = [runs.read(path) for path in runs.find(chosen.paths)]

@@ -87,9 +87,18 @@ def decode_line(text: bytes) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, AttributeError: it is not a line that `RunLog` wrote.
     """
-    line = json.loads(text)
+    line = json.loads(text, parse_constant=_no_constant)
+    counts = [line.get(name) for name in ("step", "epoch")]
+    if not all(isinstance(count, int) and 0 <= count < 2**63 for count in counts):
+        raise ValueError("step and epoch must be counts")
     line.update({name: float(value) for name, value in line.pop("nonfinite", {}).items()})
+    if not all(value is None or isinstance(value, int | float) for value in line.values()):
+        raise ValueError("a metric must be a number")
     return line
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"JSON has no {name}")
 
 
 def _bytes_until(path: Path, step: int) -> int:

@@ -89,7 +89,11 @@ def read(path: Path) -> Run:
     record, settings = (_json(path / name, problems) for name in (rundir.RUN, rundir.CONFIG))
     lines, bad = tail(path, LAST)
     if bad:
-        problems.append(f"{rundir.METRICS} holds lines that are not JSON")
+        problems.append(f"{rundir.METRICS} holds lines that sharpwave did not write")
+    if os.path.lexists(path / rundir.METRICS) and not os.access(path / rundir.METRICS, os.R_OK):
+        problems.append(f"{rundir.METRICS} cannot be read")
+    elif (path / rundir.METRICS).is_dir():
+        problems.append(f"{rundir.METRICS} cannot be read: it is a directory")
     last = lines[-1] if lines else {}
     step, epoch, elapsed = (_number(last.get(key)) for key in ("step", "epoch", "time/elapsed"))
     num_epochs = _num_epochs(record.get("algorithm"), settings)
@@ -198,7 +202,7 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
 def _num_epochs(algorithm: Any, settings: Mapping[str, Any]) -> int | None:
