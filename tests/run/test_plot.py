@@ -88,6 +88,17 @@ def test_runs_that_differ_in_the_seed_share_a_line():
     }
 
 
+def test_two_algorithms_are_told_apart_by_name():
+    made = [make_run(Path("a"), hidden=64), make_run(Path("b"), hidden=32), make_run(Path("c"))]
+    record = json.loads((Path("c") / "run.json").read_text())
+    (Path("c") / "run.json").write_text(json.dumps({**record, "algorithm": "dqn"}))
+    (Path("c") / "config.json").write_text(json.dumps({"env": "sharpwave/CartPole", "hidden": 64, "n_step": 3}))
+    found = [runs.read(path) for path in made]
+    assert list(plot.groups(found)) == ["ppo hidden=64", "ppo hidden=32", "dqn"]
+    assert runs.differences([found[0], found[2]]) == {}
+    assert runs.differences(found) == {"hidden": [64, 32, 64]}
+
+
 def test_labels_stay_apart_where_they_are_cut_or_unknown():
     odd = {"env_kwargs": {"a": "long " * 20}}
     made = [make_run(Path("x"), **odd, hidden=16), make_run(Path("y"), **odd, hidden=32), make_run(Path("z"))]

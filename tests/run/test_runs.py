@@ -214,6 +214,15 @@ def test_an_experiment_is_what_the_seed_does_not_change():
     assert runs.differences([read["a"], read["c"]]) == {"hidden": [128, 64]}
 
 
+def test_a_run_from_before_a_setting_was_there_is_of_the_same_experiment():
+    old, new = make_run(Path("old")), make_run(Path("new"))
+    settings = json.loads((old / "config.json").read_text())
+    del settings["ent_coef"]
+    (old / "config.json").write_text(json.dumps(settings))
+    found = [runs.read(old), runs.read(new)]
+    assert runs.experiment(found[0]) == runs.experiment(found[1]) and runs.differences(found) == {}
+
+
 def test_the_listing(capfd):
     make_run(Path("runs/[red]x"), [10.0, 20.0], seed=7)
     make_run(Path("runs/y"), [math.nan], hidden=64)

@@ -117,11 +117,11 @@ def groups(found: Sequence[runs.Run]) -> dict[str, list[runs.Run]]:
     for run in found:
         members.setdefault(runs.experiment(run), []).append(run)
     heads = [group[0] for group in members.values()]
-    telling = {k: v for k, v in runs.differences(heads).items() if k not in runs.FREE}
     several_algorithms = len({run.algorithm for run in heads}) > 1
     labelled: dict[str, list[runs.Run]] = {}
-    for i, group in enumerate(members.values()):
-        words = [_setting(name, values[i]) for name, values in telling.items() if values[i] is not None]
+    for group in members.values():
+        telling = runs.differences([run for run in heads if run.algorithm == group[0].algorithm])
+        words = [_setting(name, group[0].settings.get(name)) for name in telling if name not in runs.FREE]
         if several_algorithms or not words:
             words.insert(0, group[0].algorithm or group[0].path.name)
         label = textwrap.shorten(" ".join(words), LABEL, placeholder=" ...")

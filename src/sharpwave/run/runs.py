@@ -54,7 +54,7 @@ class Run:
     checkpoint: int | None
     """Step of the newest checkpoint."""
     settings: Mapping[str, Any] = dataclasses.field(repr=False)
-    """config.json."""
+    """config.json, with today's defaults for settings that it does not have."""
 
     @property
     def sps(self) -> float:
@@ -96,7 +96,10 @@ def read(path: Path) -> Run:
         problems.append(f"{rundir.METRICS} cannot be read: it is a directory")
     last = lines[-1] if lines else {}
     step, epoch, elapsed = (_number(last.get(key)) for key in ("step", "epoch", "time/elapsed"))
-    num_epochs = _num_epochs(record.get("algorithm"), settings)
+    config = _built(record.get("algorithm"), settings)
+    if config is not None:
+        settings = {**settings, **json.loads(configs.to_json(config))}
+    num_epochs = getattr(config, "num_epochs", None)
     newest = _newest_checkpoint(path / rundir.CHECKPOINTS)
     if not record or not settings:
         status = "broken"
@@ -127,10 +130,16 @@ def read(path: Path) -> Run:
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The settings in which runs differ: {name: a value for each run}, None where a run has no such setting."""
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    values = {name: [run.settings.get(name) for run in runs] for name in names}
-    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
+    """The settings whose value is not the same in all runs that have them: {name: a value for each run}.
+
+    A run without such a setting, for it is another algorithm's, has None there.
+    """
+    differing = {}
+    for name in dict.fromkeys(name for run in runs for name in run.settings):
+        having = [run.settings[name] for run in runs if name in run.settings]
+        if any(value != having[0] for value in having):
+            differing[name] = [run.settings.get(name) for run in runs]
+    return differing
 
 
 def experiment(run: Run) -> str:
@@ -205,14 +214,19 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
-def _num_epochs(algorithm: Any, settings: Mapping[str, Any]) -> int | None:
-    """None where the settings are of another version, or the algorithm's settings do not tell."""
+def _built(algorithm: Any, settings: Mapping[str, Any]) -> Any:
+    """The settings as today's dataclass, with its defaults for what an older version did not have yet.
+
+    None where they are of another version that does not fit, or the dataclass cannot tell how long the run is.
+    """
     if algorithm not in configs.ALGORITHMS:
         return None
     try:
-        return configs.build(algorithm, settings, rundir.CONFIG).num_epochs
+        config = configs.build(algorithm, settings, rundir.CONFIG)
+        _ = config.num_epochs
     except (UserError, AttributeError, ArithmeticError, TypeError, AssertionError):
         return None
+    return config
 
 
 def _newest_checkpoint(directory: Path) -> int | None:
