@@ -116,3 +116,15 @@ def test_one_process_at_a_time(tmp_path):
         holder.wait()
         holder.stdin.close()
         holder.stdout.close()
+
+
+def test_a_run_that_cannot_be_locked(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(rundir.filelock.FileLock, "acquire", refuse)
+    with (
+        pytest.raises(UserError, match=r"cannot write in the run directory .*: Permission denied"),
+        rundir.lock(tmp_path),
+    ):
+        pass

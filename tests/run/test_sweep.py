@@ -206,6 +206,20 @@ def test_a_killed_training_goes_on_from_its_checkpoint():
     assert result.state == "complete"
 
 
+@pytest.mark.parametrize(
+    "line", [b"garbage\n", b"{}\n", b"[1]\n", b'{"op_code": 99}\n', b'{"op_code": 4, "trial_id": 77}\n']
+)
+def test_a_damaged_journal_is_one_line(line, capfd):
+    assert made(trials=1).run(1, 1)
+    journal = Path("s") / sweep.JOURNAL
+    journal.write_bytes(line + journal.read_bytes())
+    before = journal.read_bytes()
+    assert main(["sweep", "--resume", "s", "--trials", "2"]) == 2
+    err = capfd.readouterr().err
+    assert "s/journal.log is damaged" in err and err.count("\n") == 1
+    assert journal.read_bytes() == before
+
+
 def test_two_conductors_do_not_share_a_sweep():
     opened = made()
     with rundir.lock(Path("s")), pytest.raises(UserError, match="s is conducted by another process"):

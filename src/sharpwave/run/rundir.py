@@ -113,6 +113,8 @@ def lock(path: Path) -> Generator[None]:
         held.acquire()
     except filelock.Timeout:
         raise UserError(f"{path} is being trained by another process: wait for it, or stop it first") from None
+    except OSError as error:
+        raise UserError(f"cannot write in the run directory {path}: {error.strerror}") from error
     try:
         yield
     finally:

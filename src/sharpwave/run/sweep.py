@@ -149,20 +149,21 @@ class Sweep:
 
     def results(self) -> list[Result]:
         """All trials so far, by number. Writes nothing."""
-        try:
-            study = self._optuna.load_study(storage=self._storage(), study_name=STUDY)
-        except KeyError:
+        if not (self.path / JOURNAL).exists():
             return []  # it was never run
-        return [self._result(trial) for trial in study.trials]
+        with self._readable():
+            study = self._optuna.load_study(storage=self._storage(), study_name=STUDY)
+            return [self._result(trial) for trial in study.trials]
 
     def run_dir(self, number: int) -> Path:
         return self.path / TRIALS / f"{number:04d}"
 
     def _study(self) -> Any:
         optuna = self._optuna
-        study = optuna.create_study(
-            storage=self._storage(), study_name=STUDY, direction="maximize", load_if_exists=True
-        )
+        with self._readable():
+            study = optuna.create_study(
+                storage=self._storage(), study_name=STUDY, direction="maximize", load_if_exists=True
+            )
         # A stream of its own after each interruption: from its beginning the sampler would propose what it has before.
         seed = stream_seed(self.config.seed, 0, f"sweep/{len(study.trials)}") % 2**32
         with warnings.catch_warnings():
@@ -261,6 +262,8 @@ class Sweep:
             held.acquire()
         except filelock.Timeout:
             raise UserError(f"{self.path} is conducted by another process: wait for it, or stop it first") from None
+        except OSError as error:
+            raise UserError(f"cannot write in {self.path}: {error.strerror}") from error
         try:
             # Nobody else writes here now: a lock that a killed process left would be waited for.
             for leftover in self.path.glob(f"{JOURNAL}.*"):
@@ -269,6 +272,17 @@ class Sweep:
             yield
         finally:
             held.release()
+
+    @contextmanager
+    def _readable(self) -> Generator[None]:
+        """What Optuna raises where its journal is not what it wrote, as a UserError."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+            raise UserError(
+                f"{self.path / JOURNAL} is damaged ({' '.join(str(error).split())}): the trials are whole; begin a new "
+                "sweep, and see them with `sharpwave runs`"
+            ) from error
 
     def _repair(self) -> None:
         """Cut off a last line that a kill cut short: with another behind it Optuna could not read the journal."""
