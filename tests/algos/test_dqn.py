@@ -327,7 +327,7 @@ class TestLearning:
         assert first == pytest.approx((1 - 0.9**10) / 0.1, abs=0.5) and last == pytest.approx(1.0, abs=0.5)
 
     def constant_reward(self, env, **changes):
-        changes = dict(gamma=0.9, lr=0.003, target_interval=20, updates_per_step=1.0, total_steps=128 * 14) | changes
+        changes = dict(gamma=0.9, lr=0.006, target_interval=12, updates_per_step=1.0, total_steps=128 * 8) | changes
         return train(trainer(env, name="toy/Clock", buffer_size=1000, hidden=32, lr_schedule="linear", **changes))
 
     def test_images(self):
