@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 16  # of a program: the fewest a tensor core takes, so that a batch of 256 spreads over 16 multiprocessors
-COLUMNS = 32  # rows of a weight's gradient that one program computes
+COLUMNS = 16  # rows of a weight's gradient that one program computes
+LEAST_ACTIONS = 32  # columns of a tile of actions: eight warps spill thousands of words over a product 16 wide
 
 
 @triton.jit
@@ -152,12 +153,12 @@ def _weights_kernel(
         _weight_gradient(
             da_ptr, h2_ptr + (wide - K), dwa_ptr, dba_ptr, first, n, A, A, K, wide, BLOCK_K, COLUMNS, BLOCK_N
         )  # fmt: skip
-    else:
+    elif DUELING:
         _weight_gradient(dv_ptr, h2_ptr, dwv_ptr, dbv_ptr, 0, n, 1, 1, K, wide, BLOCK_K, COLUMNS, BLOCK_N)
 
 
-def _block(width: int) -> int:
-    return max(triton.next_power_of_2(width), 16)
+def _block(width: int, least: int = 16) -> int:
+    return max(triton.next_power_of_2(width), least)
 
 
 def q_mlp(
@@ -179,7 +180,8 @@ def q_mlp(
     weights = (None if w is None else w.contiguous() for w in (w1, b1, w2, b2, wa, ba, wv, bv))
     _forward_kernel[(triton.cdiv(n, ROWS),)](
         x, *weights, q, h1, h2, n, D=d, H=h, K=k, A=actions, DUELING=wv is not None,
-        BLOCK_D=_block(d), BLOCK_H=_block(h), BLOCK_K=_block(k), BLOCK_A=_block(actions), ROWS=ROWS, num_warps=8,
+        BLOCK_D=_block(d), BLOCK_H=_block(h), BLOCK_K=_block(k), BLOCK_A=_block(actions, LEAST_ACTIONS), ROWS=ROWS,
+        num_warps=8,
     )  # fmt: skip
     return q, h1, h2
 
@@ -202,12 +204,13 @@ def q_mlp_backward(
     blocks = dict(BLOCK_H=_block(h), BLOCK_K=_block(k))
     _data_kernel[(triton.cdiv(n, ROWS),)](
         dq, h1, h2, w2.contiguous(), wa.contiguous(), None if wv is None else wv.contiguous(), da, dv, d2, d1,
-        n, H=h, K=k, A=actions, DUELING=dueling, BLOCK_A=_block(actions), ROWS=ROWS, **blocks, num_warps=8,
+        n, H=h, K=k, A=actions, DUELING=dueling, BLOCK_A=_block(actions, LEAST_ACTIONS), ROWS=ROWS, **blocks,
+        num_warps=8,
     )  # fmt: skip
     tiles_1, tiles_2, tiles_a = (triton.cdiv(width, COLUMNS) for width in (h, wide, actions))
     _weights_kernel[(tiles_1 + tiles_2 + tiles_a + dueling,)](
         x, h1, h2, d1, d2, da, dv, *grads, n, D=d, H=h, K=k, A=actions, DUELING=dueling,
-        BLOCK_D=_block(d), **blocks, BLOCK_N=64, COLUMNS=COLUMNS,
-        TILES_1=tiles_1, TILES_2=tiles_2, TILES_A=tiles_a, num_warps=4,
+        BLOCK_D=_block(d), **blocks, BLOCK_N=32, COLUMNS=COLUMNS,
+        TILES_1=tiles_1, TILES_2=tiles_2, TILES_A=tiles_a, num_warps=8,
     )  # fmt: skip
     return tuple(grads)
