@@ -237,7 +237,8 @@ def peers(agent: "DQN", clock: Clock) -> dict[str, float | str]:
 def _torchrl(
     agent: "DQN", clock: Clock, rows: int, gather: Callable[..., Any], train: Callable[[Any], "Tensor"]
 ) -> dict[str, float | str]:
-    """Its sampler and storage hold the transitions' numbers; what these gather is gathered as for the cumulated sum."""
+    """Its sampler and storage hold the transitions' numbers on the host, where its wheels' sampler works; what they
+    draw is gathered as for the cumulated sum."""
     import torch
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictReplayBuffer
@@ -247,9 +248,9 @@ def _torchrl(
     device, size = agent.device, agent.config.batch_size
     sampler = PrioritizedSampler(rows, alpha=agent.config.alpha, beta=0.4)
     buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(rows, device=device), sampler=sampler, batch_size=size, priority_key="td_error"
+        storage=LazyTensorStorage(rows), sampler=sampler, batch_size=size, priority_key="td_error"
     )
-    buffer.extend(TensorDict({"slot": torch.arange(rows, device=device)}, [rows]))
+    buffer.extend(TensorDict({"slot": torch.arange(rows)}, [rows]))
     buffer.update_priority(torch.arange(rows), torch.rand(rows))
 
     def draw() -> tuple[Any, "Tensor", "Tensor"]:
@@ -260,7 +261,7 @@ def _torchrl(
     def step() -> None:
         index, slot, weights = draw()
         td_error = train(gather(slot, weights))
-        buffer.update_priority(index, td_error.abs())
+        buffer.update_priority(index, td_error.abs().cpu())
 
     result: dict[str, float | str] = {"torchrl_us": clock.us(lambda n: [step() for _ in range(n)], clock.count)}
     if device.type == "cuda":
@@ -277,7 +278,7 @@ def _torchrl(
             slots.copy_(slot)
             given.copy_(weights)
             learn()
-            buffer.update_priority(index, errors.abs())
+            buffer.update_priority(index, errors.abs().cpu())
 
         for _ in range(4):
             graph_step()
