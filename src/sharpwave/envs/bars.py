@@ -59,8 +59,6 @@ class Bars(TensorEnv):
         ImportError: a file is given, and polars, which reads it, is not installed.
     """
 
-    may_truncate = True
-
     def __init__(
         self,
         num_envs: int,
