@@ -22,6 +22,19 @@ def test_views():
         envs.make("MiniGrid-MemoryS7-v0", 1, view="text")
 
 
+def test_chosen_actions():
+    """The second of ["forward", "left"] turns left: the agent's direction goes from 0 to 3."""
+    env = envs.make("MiniGrid-MemoryS7-v0", 1, actions=["forward", "left"])
+    assert env.action == envs.Discrete((2,))
+    env.reset(0)
+    agent = env.vector.envs[0].unwrapped
+    assert agent.agent_dir == 0
+    env.step(torch.tensor([1]))
+    assert agent.agent_dir == 3
+    with pytest.raises(ValueError, match=r"actions must be some of left, right, forward, .*; got jump"):
+        envs.make("MiniGrid-MemoryS7-v0", 1, actions=["left", "jump"])
+
+
 def test_missions_are_not_dropped_where_they_matter():
     with pytest.raises(ValueError, match="the mission is text"):
         envs.make("BabyAI-GoToObj-v0", 1)

@@ -1,5 +1,7 @@
 """MiniGrid's environments, their symbolic view one-hot."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
@@ -17,6 +19,7 @@ def make_minigrid(
     device: torch.device | str = "cpu",
     *,
     view: Literal["onehot", "image"] = "onehot",
+    actions: Sequence[str] | None = None,
     wrappers: tuple = (),
     **options: Any,
 ) -> GymnasiumVector:
@@ -32,6 +35,8 @@ def make_minigrid(
         device: where tensors go.
         view: "onehot": (7, 7, 21) int8, the three numbers of each cell as one-hot vectors side by side; "image": the
             numbers, uint8.
+        actions: those the agent may choose from, of left, right, forward, pickup, drop, toggle and done; None offers
+            all seven, also where most of them do nothing.
         wrappers: put around each environment instead of the view's.
         options: as in `make_gymnasium`.
 
@@ -42,12 +47,35 @@ def make_minigrid(
         raise ValueError(f"view must be 'onehot' or 'image'; got {view!r}")
     with needs("minigrid"):
         import minigrid
+        from minigrid.core.actions import Actions
         from minigrid.wrappers import ImgObsWrapper
     gymnasium.register_envs(minigrid)
     if name.startswith("BabyAI") and not wrappers:
         raise ValueError(f"{name}: the mission is text: give wrappers=(...) that turn it into numbers")
-    shown = (OneHotView,) if view == "onehot" else (ImgObsWrapper,)
-    return make_gymnasium(name, num_envs, device, wrappers=wrappers or shown, **options)
+    around = list(wrappers) or [OneHotView if view == "onehot" else ImgObsWrapper]
+    if actions is not None:
+        around.append(partial(ChosenActions, chosen=_numbers(actions, [action.name for action in Actions])))
+    return make_gymnasium(name, num_envs, device, wrappers=tuple(around), **options)
+
+
+def _numbers(actions: Sequence[str], known: list[str]) -> list[int]:
+    strange = [action for action in actions if action not in known]
+    if strange or not actions:
+        raise ValueError(f"actions must be some of {', '.join(known)}; got {', '.join(strange) or 'none'}")
+    return [known.index(action) for action in actions]
+
+
+class ChosenActions(gymnasium.ActionWrapper):
+    """Action i is `chosen[i]` of the environment's."""
+
+    def __init__(self, env: gymnasium.Env, chosen: list[int]):
+        super().__init__(env)
+        self.chosen = chosen
+        self.action_space = spaces.Discrete(len(chosen))
+
+    def action(self, action: Any) -> int:
+        """The environment's action."""
+        return self.chosen[action]
 
 
 class OneHotView(gymnasium.ObservationWrapper):
