@@ -16,6 +16,10 @@ _PENDULUM = {
     "normalize_obs": True,
     "normalize_reward": True,
 }
+# A brick now and then, and nothing to remember but which way the ball flies.
+_BREAKOUT = {"total_steps": 300_000, "minibatch": 1024, "gamma": 0.99, "encoder": "mlp", "layers": 1}
+# Returns of a hundredth a bar, which the next few bars decide.
+_BARS = {"total_steps": 100_000, "minibatch": 1024, "gamma": 0.9, "normalize_reward": True}
 
 # Values of up to 10, and a target network that follows smoothly: with copies every 100 to 200 updates one seed in three
 # ended below 400.
@@ -52,6 +56,8 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("ppo", "sharpwave/CueRecall"): _CUE_RECALL,
     ("ppo", "Acrobot-v1"): _ACROBOT,
     ("ppo", "Pendulum-v1"): _PENDULUM,
+    ("ppo", "sharpwave/Breakout"): _BREAKOUT,
+    ("ppo", "sharpwave/Bars"): _BARS,
     ("dqn", "CartPole-v1"): _CARTPOLE_DQN,
     ("dqn", "sharpwave/CartPole"): _CARTPOLE_DQN,
     ("dqn", "ALE/*"): _ATARI_DQN,
