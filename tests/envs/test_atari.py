@@ -61,7 +61,7 @@ SHARES = shares(210), shares(160)
 @pytest.mark.parametrize("lives", [False, True], ids=["game over", "lost lives"])
 def test_every_transition_is_the_emulators(lives):
     """Three games at once over ends of each kind; the last frame of each observation may differ by its rounding."""
-    limit = 680
+    limit = 600
     env = envs.make(
         "ALE/Breakout-v5", 3, terminal_on_life_loss=lives, max_num_frames_per_episode=limit, num_threads=1, **PLAIN
     )
@@ -69,7 +69,7 @@ def test_every_transition_is_the_emulators(lives):
     games = [Emulator("breakout", limit) for _ in range(3)]
     env.reset(0)
     rng, ends, scored = np.random.default_rng(0), {"over": 0, "late": 0, "life": 0}, 0.0
-    for t in range(340):
+    for t in range(165):
         action = rng.integers(0, 4, 3)
         action[2] = t % 30 == 0  # Hardly ever serves, so that the limit comes first.
         before = [game.ale.lives() for game in games]
