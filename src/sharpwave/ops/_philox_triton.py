@@ -36,5 +36,26 @@ def claim_draws(offset_ptr, n, n_programs):
     return first
 
 
+@triton.jit
+def read_draws(offset_ptr):
+    """`claim_draws` for programs of one warp, without waiting: the first draw number, and a ticket for `advance_draws`.
+
+    Reading and arriving are two operations here, one after the other on one word, so that no program's reading can see
+    what the last one's arrival brought about. Nobody waits for the ticket before the program's end.
+    """
+    first = tl.load(offset_ptr) & 0xFFFFFFFFFFFF
+    lanes = tl.arange(0, 32)
+    ticket = tl.atomic_add(offset_ptr + lanes * 0, tl.full([32], 1 << 48, tl.int64), mask=lanes == 0, sem="relaxed")
+    return first, ticket
+
+
+@triton.jit
+def advance_draws(offset_ptr, first, ticket, n):
+    """Move the stream on by `n` if this program's ticket was the launch's last."""
+    lanes = tl.arange(0, 32)
+    last = (lanes == 0) & ((ticket >> 48) == tl.num_programs(0) - 1)
+    tl.atomic_xchg(offset_ptr + lanes * 0, tl.zeros([32], tl.int64) + (first + n), mask=last, sem="relaxed")
+
+
 # claim_draws counts programs in 15 bits.
 MAX_PROGRAMS = 32767

@@ -173,6 +173,8 @@ class Replay:
             return torch.empty(0, dtype=torch.int64, device=self.device)
         if n > ring:
             tensors, n = {k: t[-ring:] for k, t in tensors.items()}, ring
+        if self._triton is not None:
+            return self._add_triton(n, tensors, {})
         if self._arrays is None:
             slots = plain.add_items(self.state, n, self._new_leaf())
             self._write(tensors, slots)
@@ -212,6 +214,8 @@ class Replay:
         assert self.storage is not None
         now = self.storage.check(stored, envs)
         following = self.storage.check(ahead, envs, {k: self.storage.fields[k.removeprefix("next_")] for k in ahead})
+        if self._triton is not None:
+            return self._add_triton(envs, now, {k.removeprefix("next_"): x for k, x in following.items()})
         ended = now["terminated"] | now["truncated"]
         if self._arrays is None:
             slots, next_slots = plain.add_step(self.state, ended.to(self.device), self._new_leaf())
@@ -220,6 +224,12 @@ class Replay:
         self._write(now, slots)
         self._write({k.removeprefix("next_"): x for k, x in following.items()}, next_slots)
         return slots
+
+    def _add_triton(self, n: int, given: dict[str, Tensor], ahead: dict[str, Tensor]) -> Tensor:
+        assert self.storage is not None
+        leaf = None if self.max_priority_over == "all_time" else self._new_leaf()
+        given, ahead = ({k: x.to(self.device, non_blocking=True) for k, x in rows.items()} for rows in (given, ahead))
+        return self._triton.add(self.state, n, given, ahead, self.storage.tensors, leaf, self._alpha)
 
     def _add_step_cpu(self, ended: np.ndarray) -> tuple[Tensor, Tensor]:
         a, layout = self._arrays, self.state.layout

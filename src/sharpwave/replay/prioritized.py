@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, from_numpy
 
 from sharpwave.ops._backends import Backend
-from sharpwave.ops.sumtree import tree_extrema, tree_sample
+from sharpwave.ops.sumtree import tree_extrema
 from sharpwave.replay import windows
 from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, check_integer
 from sharpwave.replay.core import Replay
@@ -269,7 +269,8 @@ class PrioritizedReplay(Replay):
     def _sample_triton(self, n: int, beta: float | Tensor | None, out: Batch | None) -> Batch:
         kernels, s, storage = self._triton, self.state, self.storage
         assert storage is not None
-        drawn = tree_sample(s.tree, n, s.seed, s.offset, stratified=self.stratified)
+        if n > kernels.MAX_PROGRAMS:
+            return self._sample_plain(n, beta, out)
         norm, smallest = kernels.BATCH_NORM, None
         if self.weight_norm is None:
             norm = kernels.NO_NORM
@@ -278,15 +279,8 @@ class PrioritizedReplay(Replay):
         if beta is not None and not isinstance(beta, Tensor):
             beta = torch.full((), float(beta), device=self.device)
         outputs = self._gpu_outputs(n) if out is None else self._own(out, n)
-        entries = outputs.tensors | ({"slots": outputs.slots} if outputs.slots is not None else {})
-        envs = s.layout.envs > 0
-        steps = [storage.tensors.get(name) for name in ("reward", "terminated", "truncated")]
-        kernels.finish(s, drawn, beta, norm, smallest, entries, steps if envs else [None, steps[1], None], self.gamma)
-        lists = (outputs.tensors["indices"], *(outputs.slots if outputs.slots is not None else ()))
-        # Two outputs of one field, an observation and the next one, are one launch.
-        for origin in dict.fromkeys(origin for _, origin, _ in self._origins):
-            pairs = [(lists[which], outputs.tensors[name]) for name, o, which in self._origins if o == origin]
-            kernels.rows(storage.tensors[origin], *((slots.view(-1), x) for slots, x in pairs))
+        fields = (storage.tensors, self._origins)
+        kernels.sample(s, n, outputs.tensors, *fields, beta, norm, smallest, self.stratified, self.gamma)
         return self._nest(outputs) if out is None else out
 
     def _gpu_outputs(self, n: int) -> Outputs:
@@ -296,10 +290,7 @@ class PrioritizedReplay(Replay):
             for name in names
             if name != "discount" or self._has_discount
         }
-        slots = None
-        if self.state.layout.envs:
-            slots = torch.empty((2, n, self.state.layout.frames), dtype=torch.int64, device=self.device)
-        return Outputs(self, n, tensors, slots=slots)
+        return Outputs(self, n, tensors)
 
     # Anywhere else
 

@@ -39,8 +39,6 @@ class Outputs(NamedTuple):
     the draw computes: indices, generations; weights, probabilities, discount."""
     table: np.ndarray | None = None
     """On a CPU, the fields' table for the kernel that copies rows."""
-    slots: Tensor | None = None
-    """On a GPU, room for the slots of both observations' frames."""
 
 
 def cpu_kernels(state: State, backend: _backends.Backend) -> Any:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sharpwave.ops._philox_triton import MAX_PROGRAMS, claim_draws, random_bits
+from sharpwave.ops._philox_triton import MAX_PROGRAMS, advance_draws, random_bits, read_draws
 from sharpwave.ops.sumtree import reference
 
 # Items whose duplicates one launch settles.
@@ -27,7 +27,7 @@ _STALE = tl.constexpr(reference.STALE)
 
 
 @triton.jit
-def _digits(leaf):
+def digits(leaf):
     # Exact in float32: a power of two, a floor, and the fraction that is left.
     scaled = leaf * _TO_HIGH
     floor = tl.floor(scaled)
@@ -41,6 +41,21 @@ def _level_size(capacity, LOG_FANOUT: tl.constexpr, LEVEL: tl.constexpr):
     """Nodes stored at a level counted from 1 above the leaves; `reference.level_offsets`."""
     size = (tl.cast(capacity, tl.int64) + ((1 << (LOG_FANOUT * LEVEL)) - 1)) >> (LOG_FANOUT * LEVEL)
     return ((size + ((1 << LOG_FANOUT) - 1)) >> LOG_FANOUT) << LOG_FANOUT
+
+
+@triton.jit
+def add_change(nodes_ptr, index, new, old, mask, capacity, LEVELS: tl.constexpr, LOG_FANOUT: tl.constexpr):
+    """What leaves that change add to the sums above them; of equal indices one alone may be in the mask."""
+    high, low = digits(tl.where(mask, new, 0.0))
+    old_high, old_low = digits(tl.where(mask, old, 0.0))
+    high -= old_high
+    low -= old_low
+    offset = tl.zeros([], tl.int64)
+    for above in tl.static_range(LEVELS):
+        node = 2 * (offset + (index >> (LOG_FANOUT * (LEVELS - above))))
+        tl.atomic_add(nodes_ptr + node, high, mask=mask & (high != 0), sem="relaxed")
+        tl.atomic_add(nodes_ptr + node + 1, low, mask=mask & (low != 0), sem="relaxed")
+        offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
 
 
 @triton.jit
@@ -130,16 +145,7 @@ def _update_kernel(
     write = keep & (beaten == 0)
 
     tl.store(leaves_ptr + index, value, mask=write)
-    high, low = _digits(tl.where(write, value, 0.0))
-    old_high, old_low = _digits(old)
-    high -= old_high
-    low -= old_low
-    offset = tl.zeros([], tl.int64)
-    for above in tl.static_range(LEVELS):
-        node = 2 * (offset + (index >> (LOG_FANOUT * (LEVELS - above))))
-        tl.atomic_add(nodes_ptr + node, high, mask=write & (high != 0), sem="relaxed")
-        tl.atomic_add(nodes_ptr + node + 1, low, mask=write & (low != 0), sem="relaxed")
-        offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
+    add_change(nodes_ptr, index, value, old, write, capacity, LEVELS, LOG_FANOUT)
 
     invalid = tl.sum((here & ~valid).to(tl.int64), 0)
     outside = tl.sum((here & ~in_range).to(tl.int64), 0)
@@ -219,7 +225,7 @@ def _rebuild_kernel(
     here = node < n_nodes
     children = (node[:, None] << LOG_FANOUT) + tl.arange(0, 1 << LOG_FANOUT)[None, :]  # [BLOCK, FANOUT]
     if LEVEL == 1:
-        high, low = _digits(tl.load(leaves_ptr + children, mask=here[:, None], other=0.0))
+        high, low = digits(tl.load(leaves_ptr + children, mask=here[:, None], other=0.0))
     else:
         high = tl.load(nodes_ptr + 2 * (below + children), mask=here[:, None], other=0)
         low = tl.load(nodes_ptr + 2 * (below + children) + 1, mask=here[:, None], other=0)
@@ -228,19 +234,79 @@ def _rebuild_kernel(
 
 
 @triton.jit
+def _share(bits, total1, total0):
+    """floor(bits * total / 2^64) in the tree's digits."""
+    high_total = total1.to(tl.uint64)
+    low_total = total0.to(tl.uint64)
+    product = bits * high_total
+    small = bits * low_total
+    carry = ((product << 32) + small < small).to(tl.uint64)
+    rest0 = ((product >> 32) + tl.umulhi(bits, low_total) + carry).to(tl.int64)
+    return tl.umulhi(bits, high_total).to(tl.int64) + (rest0 >> 32), rest0 & 0xFFFFFFFF
+
+
+@triton.jit
+def _lane(x, at):
+    """x[at] of a vector that a warp holds: one exchange, where a sum over lanes takes five."""
+    return tl.sum(tl.gather(x, tl.zeros([1], tl.int32) + at, 0), 0)
+
+
+@triton.jit
 def _descend(index, rest1, rest0, high, low, LOG_FANOUT: tl.constexpr):
-    """`reference._descend` for [DRAWS] masses over [DRAWS, FANOUT] (or [1, FANOUT]) children."""
-    low_below = tl.cumsum(low, 1)
-    high_below = tl.cumsum(high, 1) + (low_below >> 32)
+    """`reference._descend` of one mass over its [FANOUT] children."""
+    low_below = tl.cumsum(low, 0)
+    high_below = tl.cumsum(high, 0) + (low_below >> 32)
     low_below = low_below & 0xFFFFFFFF
-    m1 = rest1[:, None]
-    m0 = rest0[:, None]
-    passed = (high_below < m1) | ((high_below == m1) & (low_below <= m0))
-    child = tl.minimum(tl.sum(passed.to(tl.int32), 1), (1 << LOG_FANOUT) - 1)
-    rest0 -= tl.sum(tl.where(passed, low, 0), 1)
-    rest1 -= tl.sum(tl.where(passed, high, 0), 1)
-    rest1 += rest0 >> 32
+    passed = (high_below < rest1) | ((high_below == rest1) & (low_below <= rest0))
+    child = tl.minimum(tl.sum(passed.to(tl.int32), 0), (1 << LOG_FANOUT) - 1)
+    before = tl.maximum(child - 1, 0)
+    rest0 -= tl.where(child > 0, _lane(low_below, before), 0)
+    rest1 += (rest0 >> 32) - tl.where(child > 0, _lane(high_below, before), 0)
     return (index << LOG_FANOUT) + child, rest1, rest0 & 0xFFFFFFFF
+
+
+@triton.jit
+def stratum(bits, k, n):
+    """floor((2^64 k + bits) / n), by long division with 32-bit digits."""
+    strata = tl.cast(n, tl.uint64)
+    upper = (tl.cast(k, tl.uint64) << 32) + (bits >> 32)
+    lower = ((upper % strata) << 32) + (bits & 0xFFFFFFFF)
+    return ((upper // strata) << 32) + lower // strata
+
+
+@triton.jit
+def draw_leaf(leaves_ptr, nodes_ptr, bits, capacity, LEVELS: tl.constexpr, LOG_FANOUT: tl.constexpr):
+    """The leaf that 64 random bits choose: index, value, and the total's digits; of an empty tree 0, 0, 0 and 0.
+
+    One draw a program. Every warp walks alone and comes to the same leaf, so more warps than one cost the walk nothing.
+    """
+    lanes = tl.arange(0, 1 << LOG_FANOUT)
+    high = tl.load(nodes_ptr + 2 * lanes)
+    low = tl.load(nodes_ptr + 2 * lanes + 1)
+    total0 = tl.sum(low, 0)
+    total1 = tl.sum(high, 0) + (total0 >> 32)
+    total0 = total0 & 0xFFFFFFFF
+    rest1, rest0 = _share(bits, total1, total0)
+    # A mass below 0 goes into the first child everywhere: an empty tree's walk ends at index 0.
+    rest1 = tl.where((total1 | total0) == 0, -1, rest1)
+    index = tl.zeros([], tl.int64)
+    offset = tl.zeros([], tl.int64)
+    for above in tl.static_range(LEVELS):
+        if above > 0:
+            node_ptr = nodes_ptr + 2 * (offset + (index << LOG_FANOUT) + lanes)
+            high = tl.load(node_ptr)
+            low = tl.load(node_ptr + 1)
+        index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
+        offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
+    leaf = tl.load(leaves_ptr + (index << LOG_FANOUT) + lanes)
+    high, low = digits(leaf)
+    index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
+    return index, _lane(leaf, (index & ((1 << LOG_FANOUT) - 1)).to(tl.int32)), total1, total0
+
+
+@triton.jit
+def total_value(total1, total0):
+    return (total1.to(tl.float64) * 4294967296.0 + total0.to(tl.float64)) * _UNIT
 
 
 @triton.jit(do_not_specialize=["seed", "n", "capacity"])
@@ -260,60 +326,22 @@ def _sample_kernel(
     STRATIFIED: tl.constexpr,
     LEVELS: tl.constexpr,
     LOG_FANOUT: tl.constexpr,
-    DRAWS: tl.constexpr,
 ):
-    FANOUT: tl.constexpr = 1 << LOG_FANOUT
-    lanes = tl.arange(0, FANOUT)
-    top_high = tl.load(nodes_ptr + 2 * lanes)
-    top_low = tl.load(nodes_ptr + 2 * lanes + 1)
-    first = claim_draws(offset_ptr, n, tl.num_programs(0))
+    """One warp a program."""
+    first, arrived = read_draws(offset_ptr)
     key = tl.load(seed_ptr) if SEED_IN_MEMORY else seed
-    total0 = tl.sum(top_low, 0)
-    total1 = tl.sum(top_high, 0) + (total0 >> 32)
-    total0 = total0 & 0xFFFFFFFF
-    empty = (total1 | total0) == 0
-    if tl.program_id(0) == 0:
-        value = (total1.to(tl.float64) * 4294967296.0 + total0.to(tl.float64)) * _UNIT
-        tl.store(total_ptr, value)
-        if empty:
-            tl.atomic_add(status_ptr + _EMPTY, 1, sem="relaxed")
-
-    for block in range(tl.program_id(0), tl.cdiv(n, DRAWS), tl.num_programs(0)):
-        k = block * DRAWS + tl.arange(0, DRAWS).to(tl.int64)
+    for k in range(tl.program_id(0), n, tl.num_programs(0)):
         bits = random_bits(key, first + k)
         if STRATIFIED:
-            strata = tl.cast(n, tl.uint64)
-            upper = (k.to(tl.uint64) << 32) + (bits >> 32)
-            lower = ((upper % strata) << 32) + (bits & 0xFFFFFFFF)
-            bits = ((upper // strata) << 32) + lower // strata
-        # floor(bits * total / 2^64) in the tree's digits
-        high_total = total1.to(tl.uint64) + tl.zeros([DRAWS], tl.uint64)
-        low_total = total0.to(tl.uint64) + tl.zeros([DRAWS], tl.uint64)
-        product = bits * high_total
-        small = bits * low_total
-        carry = ((product << 32) + small < small).to(tl.uint64)
-        rest0 = ((product >> 32) + tl.umulhi(bits, low_total) + carry).to(tl.int64)
-        rest1 = tl.umulhi(bits, high_total).to(tl.int64) + (rest0 >> 32)
-        rest0 = rest0 & 0xFFFFFFFF
-        # A mass below 0 goes into the first child everywhere: an empty tree's walk ends at index 0.
-        rest1 = tl.where(empty, -1, rest1)
-
-        index = tl.zeros([DRAWS], tl.int64)
-        index, rest1, rest0 = _descend(index, rest1, rest0, top_high[None, :], top_low[None, :], LOG_FANOUT)
-        offset = _level_size(capacity, LOG_FANOUT, LEVELS)
-        for above in tl.static_range(1, LEVELS):
-            node = 2 * (offset + (index[:, None] << LOG_FANOUT) + lanes[None, :])  # [DRAWS, FANOUT]
-            high = tl.load(nodes_ptr + node)
-            low = tl.load(nodes_ptr + node + 1)
-            index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
-            offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
-        children = (index[:, None] << LOG_FANOUT) + lanes[None, :]
-        leaf = tl.load(leaves_ptr + children)
-        high, low = _digits(leaf)
-        index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
-        value = tl.sum(tl.where(children == index[:, None], leaf, 0.0), 1)
-        tl.store(indices_ptr + k, tl.where(empty, 0, index), mask=k < n)
-        tl.store(values_ptr + k, tl.where(empty, 0.0, value), mask=k < n)
+            bits = stratum(bits, k, n)
+        index, value, total1, total0 = draw_leaf(leaves_ptr, nodes_ptr, bits, capacity, LEVELS, LOG_FANOUT)
+        tl.store(indices_ptr + k, index)
+        tl.store(values_ptr + k, value)
+        if k == 0:
+            tl.store(total_ptr, total_value(total1, total0))
+            if (total1 | total0) == 0:
+                tl.atomic_add(status_ptr + _EMPTY, 1, sem="relaxed")
+    advance_draws(offset_ptr, first, arrived, n)
 
 
 def tree_update(
@@ -332,7 +360,7 @@ def tree_update(
         where, what = indices[start : start + CHUNK], values[start : start + CHUNK]
         _launch_update(leaves, nodes, status, where, what, capacity, fanout, clamp)
     if extrema is not None:
-        _refresh_extrema(leaves, extrema, indices, capacity, fanout)
+        refresh_extrema(leaves, extrema, indices, capacity, fanout)
 
 
 def tree_update_priorities(
@@ -358,7 +386,7 @@ def tree_update_priorities(
         td = (max_priority, given, generations, alpha, eps, p_max)
         _launch_update(leaves, nodes, status, indices[chunk], td_error[chunk], capacity, fanout, True, *td)
     if extrema is not None:
-        _refresh_extrema(leaves, extrema, indices, capacity, fanout)
+        refresh_extrema(leaves, extrema, indices, capacity, fanout)
 
 
 def _launch_update(
@@ -407,7 +435,7 @@ def _launch_update(
     )
 
 
-def _refresh_extrema(leaves, extrema, indices, capacity, fanout):
+def refresh_extrema(leaves, extrema, indices, capacity, fanout):
     levels, log_fanout = _shape(capacity, fanout)
     n = indices.numel()
     for level in range(1, levels + 1 if n else 1):
@@ -453,19 +481,16 @@ def tree_sample(
     capacity: int,
     fanout: int,
     stratified: bool,
-    draws: int = 1,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Same as `reference.tree_sample`, except that an empty tree is flagged, not raised.
-
-    `draws` a program, which is one warp: for tuning.
-    """
+    """Same as `reference.tree_sample`, except that an empty tree is flagged, not raised."""
     levels, log_fanout = _shape(capacity, fanout)
     device = leaves.device
     in_memory = isinstance(seed, Tensor)
     indices = torch.empty(n, dtype=torch.int64, device=device)
     values = torch.empty(n, device=device)
     total = torch.empty((), dtype=torch.float64, device=device)
-    _sample_kernel[(min(triton.cdiv(n, draws), MAX_PROGRAMS),)](
+    _sample_kernel[(min(n, MAX_PROGRAMS),)](
         leaves,
         nodes,
         status,
@@ -480,7 +505,6 @@ def tree_sample(
         STRATIFIED=stratified,
         LEVELS=levels,
         LOG_FANOUT=log_fanout,
-        DRAWS=draws,
         num_warps=1,
     )
     return indices, values, total
