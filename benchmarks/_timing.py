@@ -6,7 +6,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,14 +16,20 @@ RESULTS = Path(__file__).parent / "results"
 Spread = dict[str, float]
 
 
-def graph_us(call: Callable[[], object], calls: int = 20, replays: int = 30) -> Spread:
-    """Microseconds a call on a GPU: `calls` of them in one captured graph, over the events around its replays."""
+def captured(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
+    """A graph of `calls` calls, after one that compiles."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
+    return graph
+
+
+def graph_us(call: Callable[[], object], calls: int = 20, replays: int = 30) -> Spread:
+    """Microseconds a call on a GPU: `calls` of them in one captured graph, over the events around its replays."""
+    graph = captured(call, calls)
     times = []
     for _ in range(replays + 3):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -81,10 +87,13 @@ def machine(device: str) -> dict[str, object]:
     }
 
 
-def write(name: str, device: str, rows: list[dict]) -> None:
-    """Print a row a line, and keep them under benchmarks/results/."""
+def write(name: str, device: str, rows: Iterable[dict]) -> None:
+    """Print each row as it comes, and keep them under benchmarks/results/."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{device}.json"
-    path.write_text(json.dumps({"machine": machine(device), "rows": rows}, indent=1) + "\n")
+    kept = []
     for row in rows:
-        print("  ".join(f"{k} {v['median']:.2f}" if isinstance(v, dict) else f"{k} {v}" for k, v in row.items()))
+        kept.append(row)
+        line = "  ".join(f"{k} {v['median']:.2f}" if isinstance(v, dict) else f"{k} {v}" for k, v in row.items())
+        print(line, flush=True)
+        path.write_text(json.dumps({"machine": machine(device), "rows": kept}, indent=1) + "\n")

@@ -5,6 +5,7 @@ of a gigabyte in the same run. Writes benchmarks/results/cdf-DEVICE.json.
 """
 
 import argparse
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -39,23 +40,28 @@ def columns(n: int, device: str) -> dict:
     return calls
 
 
+def copy_us(n: int) -> float:
+    source, target = (torch.empty(n, device="cuda") for _ in range(2))
+    return _timing.graph_us(lambda: target.copy_(source), calls=2)["median"]
+
+
+def rows(device: str) -> Iterator[dict]:
+    torch.set_num_threads(1)
+    if device == "cpu":
+        for n in (8192, 1 << 18, 1 << 20):
+            yield {"n": n, **_timing.interleaved_us(columns(n, device), 30)}
+        return
+    copy = copy_us(1 << 28)
+    for n in (8192, 1 << 18, 1 << 20, 1 << 25):
+        times = {name: _timing.graph_us(call) for name, call in columns(n, device).items()}
+        yield {"n": n, "floor": {"median": copy * n / (1 << 28)}, **times}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     device = parser.parse_args().device
-    torch.set_num_threads(1)
-    rows = []
-    if device == "cuda":
-        source, target = (torch.empty(1 << 28, device=device) for _ in range(2))
-        copy = _timing.graph_us(lambda: target.copy_(source), calls=2)["median"]
-        del source, target
-        for n in (8192, 1 << 18, 1 << 20, 1 << 25):
-            times = {name: _timing.graph_us(call) for name, call in columns(n, device).items()}
-            rows.append({"n": n, "floor": {"median": copy * n / (1 << 28)}, **times})
-    else:
-        for n in (8192, 1 << 18, 1 << 20):
-            rows.append({"n": n, **_timing.interleaved_us(columns(n, device), 30)})
-    _timing.write("cdf", device, rows)
+    _timing.write("cdf", device, rows(device))
 
 
 if __name__ == "__main__":

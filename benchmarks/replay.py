@@ -7,12 +7,13 @@ Writes benchmarks/results/replay-DEVICE.json.
 """
 
 import argparse
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
-from benchmarks._timing import graph_us, interleaved_us, write
+from benchmarks._timing import captured, graph_us, interleaved_us, write
 from sharpwave import PrioritizedReplay
 
 BATCH, ADD = 256, 1024
@@ -121,9 +122,8 @@ def torchrl(size: int) -> Calls:
     return {"sample + update": cycle, "add 1024": lambda: buffer.extend(new)}
 
 
-def on_cpu(sizes: list[int], rounds: int) -> list[dict]:
+def on_cpu(sizes: list[int], rounds: int) -> Iterator[dict]:
     torch.set_num_threads(1)
-    rows = []
     for size in sizes:
         calls: dict[str, Calls] = {}
         for make in (ours, cpprb, tianshou, torchrl):
@@ -135,20 +135,26 @@ def on_cpu(sizes: list[int], rounds: int) -> list[dict]:
                 print(f"{name} is left out: {type(error).__name__}: {str(error).splitlines()[0]}")
         # Beside its peers, which all allocate, also with the batch's memory given.
         calls["sample + update"]["sharpwave, out="] = calls.pop("sample + update, out=")["sharpwave"]
-        rows += [{"size": size, "what": what, **interleaved_us(columns, rounds)} for what, columns in calls.items()]
-    return rows
+        for what, columns in calls.items():
+            yield {"size": size, "what": what, **interleaved_us(columns, rounds)}
 
 
-def on_gpu(size: int, envs: int = 64) -> list[dict]:
-    rows = []
+def on_gpu(size: int, envs: int = 64) -> Iterator[dict]:
     for frames in (1, 4):
         buffer = PrioritizedReplay(size, "cuda", num_envs=envs, frame_stack=frames)
         obs = torch.randint(0, 255, (envs, 84, 84), dtype=torch.uint8, device="cuda")
         flags = torch.zeros(envs, dtype=torch.bool, device="cuda")
         action = torch.zeros(envs, dtype=torch.int64, device="cuda")
         step = dict(obs=obs, next_obs=obs, action=action, reward=action.float(), terminated=flags, truncated=flags)
-        for _ in range(buffer.state.layout.ring + 5):
+
+        def add(buffer=buffer, step=step) -> None:
             buffer.add(step)
+
+        filling = captured(add, calls=64)
+        for _ in range(buffer.state.layout.ring // 64 + 1):
+            filling.replay()
+        # What is copied must be read from memory, not from the cache.
+        buffer.storage.tensors["obs"].random_(255)
         every = torch.arange(buffer.capacity, device="cuda")
         buffer.update_priorities(every, torch.rand(buffer.capacity, device="cuda"))
         batch, td = buffer.sample(BATCH), torch.rand(BATCH, device="cuda")
@@ -164,19 +170,18 @@ def on_gpu(size: int, envs: int = 64) -> list[dict]:
             update()
 
         origin = buffer.storage.tensors["obs"]
-        first = torch.randint(0, len(origin) - 1, (BATCH * frames,), device="cuda")
         outs = [torch.empty(BATCH * frames, 84, 84, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        # New rows for every call of the graph, as draws are new, and the rows after them.
+        rows = [torch.randint(0, len(origin) - 1, (BATCH * frames,), device="cuda") for _ in range(20)]
+        turn = itertools.cycle([(first, first + 1) for first in rows])
 
-        def index_select(origin=origin, first=first, following=first + 1, outs=outs) -> None:
-            torch.index_select(origin, 0, first, out=outs[0])
-            torch.index_select(origin, 0, following, out=outs[1])
-
-        def add(buffer=buffer, step=step) -> None:
-            buffer.add(step)
+        def index_select(origin=origin, turn=turn, outs=outs) -> None:
+            for at, out in zip(next(turn), outs, strict=True):
+                torch.index_select(origin, 0, at, out=out)
 
         calls = {"sample": sample, "update": update, "sample + update": cycle, "index_select": index_select, "add": add}
-        rows.append({"size": size, "frames": frames, **{name: graph_us(call) for name, call in calls.items()}})
-    return rows
+        yield {"size": size, "frames": frames, **{name: graph_us(call) for name, call in calls.items()}}
+        del buffer, origin, calls, outs, filling, add, sample, update, cycle, index_select  # 7 GB, before the next
 
 
 def main() -> None:

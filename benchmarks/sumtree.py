@@ -148,6 +148,14 @@ def gpu_row(size: int) -> dict:
     return row
 
 
+def cpu_row(size: int, rounds: int) -> dict:
+    row = {"n": size, **_timing.interleaved_us(ours(size) | torchrl(size), rounds)}
+    # By themselves: these go through so much memory that the trees would start with empty caches.
+    for peer in (cpprb, scan):
+        row |= _timing.interleaved_us(peer(size), 30)
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -155,17 +163,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=500)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
     if args.device == "cuda":
-        rows = [gpu_row(size) for size in args.sizes or (1 << 20, 1 << 25, 1 << 30)]
+        rows = (gpu_row(size) for size in args.sizes or (1 << 20, 1 << 25, 1 << 30))
     else:
-        for size in args.sizes or (1_000_000, 10_000_000):
-            trees = ours(size) | torchrl(size)
-            row = {"n": size, **_timing.interleaved_us(trees, args.rounds)}
-            # By themselves: these go through so much memory that the trees would start with empty caches.
-            for peer in (cpprb, scan):
-                row |= _timing.interleaved_us(peer(size), 30)
-            rows.append(row)
+        rows = (cpu_row(size, args.rounds) for size in args.sizes or (1_000_000, 10_000_000))
     _timing.write("sumtree", args.device, rows)
 
 

@@ -38,43 +38,49 @@ def move(nest, device):
     return {k: move(x, device) if isinstance(x, dict) else x.to(device) for k, x in nest.items()}
 
 
+def assert_state(got, want):
+    """Everything but the leaves, whose powers may differ in the last place; which of them are positive does count."""
+    for name, x in want.state.tensors.items():
+        y = got.state.tensors[name].cpu()
+        assert torch.equal(x > 0, y > 0) if name in ("leaves", "max_priority") else torch.equal(x, y), name
+
+
 @backends("cpu", "triton")
-@pytest.mark.parametrize("norm, n_step, frames, envs", [("batch", 1, 1, 1), ("buffer", 3, 2, 3), (None, 2, 3, 2)])
+@pytest.mark.parametrize("norm, n_step, frames, envs", [("batch", 1, 1, 1), ("buffer", 3, 2, 2), (None, 2, 3, 2)])
 def test_streams(backend, device, norm, n_step, frames, envs):
     options = dict(
         num_envs=envs, n_step=n_step, frame_stack=frames, alpha=0.7, beta=(0.2, 1.0, 100), weight_norm=norm, seed=3
     )
-    want = PrioritizedReplay(20 * envs, **options, backend="reference")
-    got = PrioritizedReplay(20 * envs, device, **options, backend=backend)
+    want = PrioritizedReplay(11 * envs, **options, backend="reference")
+    got = PrioritizedReplay(11 * envs, device, **options, backend=backend)
     gen = torch.Generator().manual_seed(1)
     out = None
-    for t, step in enumerate(stream(envs, 50)):
-        want.add(step)
-        got.add(move(step, device))
-        if t not in (12, 31, 49):
+    for t, step in enumerate(stream(envs, 25)):
+        assert torch.equal(want.add(step), got.add(move(step, device)).cpu())
+        assert_state(got, want)
+        if t not in (9, 16, 24):
             continue
-        a, b = want.sample(17), got.sample(17, out=out)
+        a, b = want.sample(7), got.sample(7, out=out)
         out = b
         flat_a, flat_b = flatten(a), flatten(b)
         assert flat_a.keys() == flat_b.keys()
         for key, x in flat_a.items():
             assert_parity(flat_b[key].cpu(), x, key)
-        td = torch.randn(17, generator=gen)
+        td = torch.randn(7, generator=gen)
         td[3] = float("nan")
-        named = t != 31
+        named = t != 16
         want.update_priorities(a.indices, td, a.generations if named else None)
         got.update_priorities(b.indices, td.to(device), b.generations if named else None)
         got.state.tree.leaves.copy_(want.state.tree.leaves)  # powers may differ in the last place
         tree_rebuild(got.state.tree)
-    assert torch.equal(want.state.counters, got.state.counters.cpu())
-    assert torch.equal(want.state.generation, got.state.generation.cpu())
+    assert_state(got, want)
 
 
 @backends("cpu", "triton")
 def test_unrelated_items(backend, device):
-    want = PrioritizedReplay(50, backend="reference", gamma=0.9)
-    got = PrioritizedReplay(50, device, backend=backend, gamma=0.9)
-    for size in (1, 49, 7, 70):
+    want = PrioritizedReplay(20, backend="reference", gamma=0.9)
+    got = PrioritizedReplay(20, device, backend=backend, gamma=0.9)
+    for size in (1, 19, 7, 30):  # the last two wrap around
         gen = torch.Generator().manual_seed(size)
         batch = dict(
             x=torch.randn(size, 3, generator=gen),
@@ -82,9 +88,10 @@ def test_unrelated_items(backend, device):
             terminated=torch.rand(size, generator=gen) < 0.5,
         )
         assert torch.equal(want.add(batch), got.add(move(batch, device)).cpu())
-        a, b = want.sample(33, beta=0.7), got.sample(33, beta=0.7)
+        assert_state(got, want)
+        a, b = want.sample(9, beta=0.7), got.sample(9, beta=0.7)
         assert a.keys() == b.keys()
         for key, x in a.items():
             assert_parity(b[key].cpu(), x, key)
         assert set(a.discount.tolist()) <= {0.0, torch.tensor(0.9).item()}
-    assert len(got) == 50
+    assert len(got) == 20

@@ -70,9 +70,9 @@ def _copy_each(from_ptrs, from_row, to_ptrs, to_row, SHAPES: tl.constexpr, LONGE
     for f in tl.static_range(len(SHAPES)):
         if SHAPES[f][1] <= LONGEST:
             row_ptr = _row(from_ptrs[f], from_row, SHAPES[f][1], SHAPES[f][2])
-            held = held + (_words(row_ptr, 0, SHAPES[f][1], SHAPES[f][0]),)
+            held = held + (_words(row_ptr, 0, SHAPES[f][1], SHAPES[f][0]),)  # noqa: RUF005 (Triton's tuples)
         else:
-            held = held + (0,)
+            held = held + (0,)  # noqa: RUF005
     for f in tl.static_range(len(SHAPES)):
         to_ptr = _row(to_ptrs[f], to_row, SHAPES[f][1], SHAPES[f][2])
         if SHAPES[f][1] <= LONGEST:
@@ -413,7 +413,7 @@ def sample(
         FRAMES=layout.frames,
         LEVELS=levels,
         LOG_FANOUT=log_fanout,
-        BLOCK=_BLOCK,
+        BLOCK=256,  # not a row's: Triton gives accesses of one shape one layout, which would be wrong for one of them
         THREADS=32 * _WARPS,
         num_warps=_WARPS,
     )
