@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sharpwave.ops.cdf import build_cdf
 from sharpwave.ops.sumtree import (
     MAX_LEAF,
+    TreeDraw,
     sum_tree,
     tree_extrema,
     tree_rebuild,
@@ -244,6 +245,19 @@ def test_indices_out_of_range_raise_and_change_nothing(backend, device):
     assert tree_total(tree).item() == 10.0
 
 
+@pytest.mark.filterwarnings("error")
+@backends(*ALL)
+def test_draws_into_given_memory(backend, device):
+    tree = filled(torch.rand(90, generator=torch.Generator().manual_seed(0)), device)
+    offset = start(device)
+    want = tree_sample(tree, 5, 1, offset, backend=backend)
+    out = TreeDraw(*(torch.full_like(x, -1) for x in want))
+    assert tree_sample(tree, 5, 1, start(device), out=out, backend=backend) is out
+    assert all(torch.equal(x, y) for x, y in zip(want, out, strict=True))
+    with pytest.raises(ValueError, match=r"out.indices must be \(4,\) torch.int64"):
+        tree_sample(tree, 4, 1, offset, out=out, backend=backend)
+
+
 @backends("triton")
 def test_indices_out_of_range_never_wrap_on_a_device(backend, device):
     tree = filled([1.0] * 10, device)
@@ -423,6 +437,8 @@ def test_opcheck_and_the_dispatcher_agree_with_the_direct_path():
     torch.library.opcheck(ops.tree_rebuild.default, (tree.storage, tree.nodes, tree.extrema, 3, 16, "auto"))
     args = (tree.storage, tree.nodes, tree.status, start(), 4, 1, None, 3, 16, False, "auto")
     torch.library.opcheck(ops.tree_sample.default, args)
+    out = tuple(torch.empty_like(x) for x in ops.tree_sample.default(*args))
+    torch.library.opcheck(ops.tree_sample_out.default, (*args[:4], *out, *args[4:]))
     assert torch.equal(ops.tree_sample.default(*args)[0], tree_sample(tree, 4, 1, start()).indices)
 
 

@@ -450,7 +450,7 @@ class Replay:
     def _refresh_extrema(self, indices: np.ndarray) -> None:
         t = self.state.tree.arrays
         if t.has_extrema:
-            _backends.load("sumtree", self.device)._refresh_extrema(
+            _backends.load("sumtree", self.device).refresh_extrema(
                 t.leaves, t.extrema, t.offsets, t.shift, indices, True
             )
 

@@ -244,6 +244,7 @@ def tree_sample(
     offset: Tensor,
     *,
     stratified: bool = False,
+    out: TreeDraw | None = None,
     backend: _backends.Backend = "auto",
 ) -> TreeDraw:
     """Draw n leaves, with replacement, in proportion to their values.
@@ -258,6 +259,8 @@ def tree_sample(
         offset: int64 tensor of one element on the tree's device, in [0, 2^48): the number of the next draw; advanced by
             n on the device, so that a replayed graph draws anew.
         stratified: one draw in each n-th of the total; indices come out sorted.
+        out: what an earlier call with this n returned, or tensors like it: overwritten and returned; nothing is then
+            allocated.
 
     Returns:
         Indices, leaves and total. Bit for bit the same on every backend. Draws continue one stream: n and m draws equal
@@ -267,7 +270,7 @@ def tree_sample(
     and tree.status[2] is raised.
 
     Raises:
-        ValueError: n, seed or offset wrong; an empty tree (CPU).
+        ValueError: n, seed, offset or out wrong; an empty tree (CPU).
 
     Source: the proportional variant of Schaul et al. 2016 (arXiv 1511.05952), appendix B.2.1.
     """
@@ -275,17 +278,20 @@ def tree_sample(
         raise ValueError(f"n must be at least 1; got {n}")
     number, seed_tensor = split_seed(seed, tree.storage.device)
     check_offset(offset, tree.storage.device)
+    if out is not None:
+        _check_out(tree, n, out)
     if _direct(tree, backend, offset, offset):
         kernels = _cpu_kernels()
         key = number if seed_tensor is None else int(seed_tensor)
-        return TreeDraw(
-            *kernels.sample_arrays(
-                tree.arrays, n, key, offset.numpy() if offset.ndim else offset.view(1).numpy(), stratified
-            )
-        )
+        where = offset.numpy() if offset.ndim else offset.view(1).numpy()
+        drawn = kernels.sample_arrays(tree.arrays, n, key, where, stratified, out)
+        return TreeDraw(*drawn) if out is None else out
     state = (tree.storage, tree.nodes, tree.status, offset)
-    shape = (tree.capacity, tree.fanout)
-    return TreeDraw(*_sample_op(*state, n, number, seed_tensor, *shape, stratified, backend))
+    rest = (n, number, seed_tensor, tree.capacity, tree.fanout, stratified, backend)
+    if out is None:
+        return TreeDraw(*_sample_op(*state, *rest))
+    _sample_out_op(*state, *out, *rest)
+    return out
 
 
 def tree_total(tree: Tree) -> Tensor:
@@ -329,6 +335,16 @@ def _check_items(tree: Tree, indices: Tensor, values: Tensor, name: str) -> None
             f"indices and {name} must be on the tree's device, {tree.storage.device}; got {indices.device} and "
             f"{values.device}: move them with .to()"
         )
+
+
+def _check_out(tree: Tree, n: int, out: TreeDraw) -> None:
+    likes = (((n,), torch.int64), ((n,), torch.float32), ((), torch.float64))
+    for name, x, (shape, dtype) in zip(TreeDraw._fields, out, likes, strict=True):
+        if x.shape != shape or x.dtype != dtype or x.device != tree.storage.device or not x.is_contiguous():
+            raise ValueError(
+                f"out.{name} must be {shape} {dtype} on {tree.storage.device}, contiguous; got {tuple(x.shape)} "
+                f"{x.dtype} on {x.device}: pass what a call with this n returned"
+            )
 
 
 def _update(storage, nodes, extrema, status, indices, values, capacity, fanout, clamp, backend):
@@ -384,6 +400,28 @@ def _sample(storage, nodes, status, offset, n, seed, seed_tensor, capacity, fano
     return impl.tree_sample(storage, nodes, status, n, key, offset, capacity, fanout, stratified)
 
 
+def _sample_out(
+    storage,
+    nodes,
+    status,
+    offset,
+    indices,
+    values,
+    total,
+    n,
+    seed,
+    seed_tensor,
+    capacity,
+    fanout,
+    stratified,
+    backend,
+):
+    impl = _backends.load("sumtree", storage.device, backend)
+    key = seed if seed_tensor is None else seed_tensor
+    out = (indices, values, total)
+    impl.tree_sample(storage, nodes, status, n, key, offset, capacity, fanout, stratified, out)
+
+
 def _sample_fake(storage, _nodes, _status, _offset, n, *_args):
     return (
         storage.new_empty(n, dtype=torch.int64),
@@ -433,4 +471,11 @@ _sample_op = register(
     "Tensor? seed_tensor, int capacity, int fanout, bool stratified, str backend) -> (Tensor, Tensor, Tensor)",
     _sample,
     _sample_fake,
+)
+_sample_out_op = register(
+    "tree_sample_out(Tensor storage, Tensor nodes, Tensor(a!) status, Tensor(b!) offset, Tensor(c!) indices, "
+    "Tensor(d!) values, Tensor(e!) total, int n, int seed, Tensor? seed_tensor, int capacity, int fanout, "
+    "bool stratified, str backend) -> ()",
+    _sample_out,
+    lambda *_: None,
 )

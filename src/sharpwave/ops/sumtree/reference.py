@@ -159,6 +159,7 @@ def tree_sample(
     capacity: int,
     fanout: int,
     stratified: bool,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The contract is `sharpwave.ops.sumtree.tree_sample`."""
     total = carry(*nodes[:fanout].sum(0))
@@ -182,7 +183,10 @@ def tree_sample(
 
     status[EMPTY] += empty
     index = torch.where(empty, 0, index)
-    return index, leaves[index], total_value(total)
+    values, whole = leaves[index], total_value(total)
+    if out is None:
+        return index, values, whole
+    return out[0].copy_(index), out[1].copy_(values), out[2].copy_(whole)
 
 
 def total_value(total: tuple[Tensor, Tensor]) -> Tensor:

@@ -487,16 +487,17 @@ def tree_sample(
     levels, log_fanout = _shape(capacity, fanout)
     device = leaves.device
     in_memory = isinstance(seed, Tensor)
-    indices = torch.empty(n, dtype=torch.int64, device=device)
-    values = torch.empty(n, device=device)
-    total = torch.empty((), dtype=torch.float64, device=device)
+    if out is None:
+        out = (
+            torch.empty(n, dtype=torch.int64, device=device),
+            torch.empty(n, device=device),
+            torch.empty((), dtype=torch.float64, device=device),
+        )
     _sample_kernel[(min(n, MAX_PROGRAMS),)](
         leaves,
         nodes,
         status,
-        indices,
-        values,
-        total,
+        *out,
         *((0, seed) if in_memory else (seed, None)),
         offset,
         n,
@@ -507,7 +508,7 @@ def tree_sample(
         LOG_FANOUT=log_fanout,
         num_warps=1,
     )
-    return indices, values, total
+    return out
 
 
 def _shape(capacity: int, fanout: int) -> tuple[int, int]:

@@ -7,8 +7,8 @@ as drawing 30 items, and the checks of the public functions twice that.
 import numba
 import numpy as np
 
+from sharpwave.ops.sumtree import cpu as tree
 from sharpwave.ops.sumtree._prefetch import prefetch
-from sharpwave.ops.sumtree.cpu import _digits, _priorities, _sample, _update
 from sharpwave.replay.kernels._addresses import copy_bytes, prefetch_address
 from sharpwave.replay.state import AGE, DRAWN, HELD, NOT_DRAWN, NOTHING, WRITTEN
 
@@ -19,14 +19,14 @@ NO_NORM, BATCH_NORM, BUFFER_NORM = range(3)
 def fill(leaves, nodes, offsets, shift, start, end, value):
     """leaf[start:end] = value: neighbours share their nodes, so a node is read and written once for all of them."""
     levels = offsets.shape[0] - 1
-    high, low = _digits(value)
+    high, low = tree.digits(value)
     at = start
     while at < end:
         parent = at >> shift
         stop = min(end, (parent + 1) << shift)
         change_high, change_low = np.int64(0), np.int64(0)
         for i in range(at, stop):
-            old_high, old_low = _digits(leaves[i])
+            old_high, old_low = tree.digits(leaves[i])
             change_high += high - old_high
             change_low += low - old_low
             leaves[i] = value
@@ -107,7 +107,7 @@ def add_step(
             k += 1
         head[env] = (position + 1 + ended[env]) % ring
         episode_step[env] = 0 if ended[env] else at + 1
-    _update(leaves, nodes, offsets, shift, leaves.shape[0], status, touched, values, True)
+    tree.update(leaves, nodes, offsets, shift, leaves.shape[0], status, touched, values, True)
     counters[HELD] += held
     counters[WRITTEN] += head.shape[0]
 
@@ -148,7 +148,7 @@ def draw(
     total = np.empty(1)
     power = np.float64(_current_beta(betas, offset)) if beta < 0 else beta
     # The leaves pass through `weights`.
-    if not _sample(leaves, nodes, offsets, shift, seed[0], offset, stratified, indices, weights, total):
+    if not tree.sample(leaves, nodes, offsets, shift, seed[0], offset, stratified, indices, weights, total):
         return False
     for k in range(n):
         prefetch(generation, indices[k])
@@ -200,8 +200,8 @@ def update(
         given = np.empty(n, np.int64)
         for k in range(n):
             given[k] = generations[indices[k]] if leaves[indices[k]] > 0 else NOT_DRAWN
-    kept, values = _priorities(indices, td_error, max_priority, given, generations, True, alpha, eps, p_max, status)
-    _update(leaves, nodes, offsets, shift, capacity, status, kept, values, True)
+    kept, values = tree.priorities(indices, td_error, max_priority, given, generations, True, alpha, eps, p_max, status)
+    tree.update(leaves, nodes, offsets, shift, capacity, status, kept, values, True)
     kept_indices[: kept.shape[0]] = kept
     return kept.shape[0]
 
