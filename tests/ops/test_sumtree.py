@@ -437,7 +437,7 @@ def test_opcheck_and_the_dispatcher_agree_with_the_direct_path():
     torch.library.opcheck(ops.tree_rebuild.default, (tree.storage, tree.nodes, tree.extrema, 3, 16, "auto"))
     args = (tree.storage, tree.nodes, tree.status, start(), 4, 1, None, 3, 16, False, "auto")
     torch.library.opcheck(ops.tree_sample.default, args)
-    out = tuple(torch.empty_like(x) for x in ops.tree_sample.default(*args))
+    out = (torch.empty(4, dtype=torch.int64), torch.empty(4), torch.empty((), dtype=torch.float64))
     torch.library.opcheck(ops.tree_sample_out.default, (*args[:4], *out, *args[4:]))
     assert torch.equal(ops.tree_sample.default(*args)[0], tree_sample(tree, 4, 1, start()).indices)
 
