@@ -26,8 +26,11 @@ from sharpwave.replay.checks import (
 from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch, flatten, put
 from sharpwave.replay.state import AGE, DRAWN, HELD, NOTHING, Layout, State, new_state
-from sharpwave.replay.storage import Field, Storage, as_array, infer_fields
+from sharpwave.replay.storage import NUMPY, Field, Storage, as_array, infer_fields
 from sharpwave.replay.views import Outputs, cpu_kernels, triton_kernels, views
+
+Shape = tuple[tuple[int, ...], torch.dtype]
+"""Of one item of a batch's entry, and its dtype."""
 
 
 class Replay:
@@ -418,6 +421,66 @@ class Replay:
 
     def _plan_outputs(self) -> None:
         raise NotImplementedError
+
+    def _plan_memory(self, groups: dict[Shape, list[str]], origins: list[tuple[str, str, int]]) -> None:
+        """What a batch's memory is made of.
+
+        Args:
+            groups: entries by shape of an item and dtype; indices and generations first, then weights, probabilities.
+            origins: (entry, field, kind of rows) of what is copied from the storage.
+        """
+        storage = self.storage
+        assert storage is not None
+        self._origins = origins
+        self._groups = [((len(names), *shape), dtype, *NUMPY[dtype], names) for (shape, dtype), names in groups.items()]
+        self._is_flat = not any("." in name for names in groups.values() for name in names)
+        on_cpu = [origin for _, origin, _ in origins if storage.device.type == "cpu"]
+        table = [[storage.tensors[origin].data_ptr(), storage.row_bytes[origin], 0] for origin in on_cpu]
+        self._row_table = np.array(table, np.int64).reshape(-1, 3)
+        self._which = np.array([which for _, _, which in origins], np.int64)
+
+    def _new_outputs(self, n: int) -> Outputs:
+        # NumPy's empty and views with PyTorch's from_numpy take half the time of PyTorch's own empty and unbind.
+        tensors: dict[str, Tensor] = {}
+        blocks = []
+        for (count, *shape), dtype, like, same, names in self._groups:
+            block = np.empty((count, n, *shape), like)
+            blocks.append(block)
+            for name, row in zip(names, block, strict=True):
+                tensors[name] = torch.from_numpy(row) if same else torch.from_numpy(row).view(dtype)
+        table = self._row_table.copy()
+        table[:, 2] = [tensors[name].data_ptr() for name, _, _ in self._origins]
+        return Outputs(self, n, tensors, blocks, table)
+
+    def _draw_cpu(self, outputs: Outputs, beta: float | Tensor | None) -> list[np.ndarray]:
+        """Indices, generations, weights and probabilities; returns the batch's blocks."""
+        kernels, a = self._cpu, self._arrays
+        assert a is not None
+        assert outputs.blocks is not None
+        norm, smallest = kernels.BATCH_NORM, np.float32(0)
+        if self.weight_norm is None:
+            norm = kernels.NO_NORM
+        elif self.weight_norm == "buffer":
+            norm, smallest = kernels.BUFFER_NORM, np.float32(tree_extrema(self.state.tree)[0].item())
+        drawn = kernels.draw(
+            a.leaves,
+            a.nodes,
+            a.offsets,
+            a.shift,
+            a.generation,
+            a.counters,
+            a.seed,
+            a.offset,
+            self.stratified,
+            a.beta,
+            -1.0 if beta is None else float(beta),
+            norm,
+            smallest,
+            *outputs.blocks[:2],
+        )
+        if not drawn:
+            raise ValueError("nothing to draw from: no item held has its whole window yet; add() more")
+        return outputs.blocks
 
     def _write(self, tensors: dict[str, Tensor], slots: Tensor) -> None:
         storage = self.storage

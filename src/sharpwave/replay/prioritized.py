@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, from_numpy
+from torch import Tensor
 
 from sharpwave.ops._backends import Backend
 from sharpwave.ops.sumtree import tree_extrema
 from sharpwave.replay import windows
 from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, check_integer
-from sharpwave.replay.core import Replay
+from sharpwave.replay.core import Replay, Shape
 from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch
 from sharpwave.replay.state import Layout
-from sharpwave.replay.storage import NUMPY
 from sharpwave.replay.views import Outputs
 
 
@@ -163,7 +162,7 @@ class PrioritizedReplay(Replay):
         self._has_discount = "terminated" in storage.fields
         # What the draw's kernel writes, then what rows are copied into.
         self._computed = ["reward", "terminated", "truncated"] if layout.envs else []
-        plan: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        plan: dict[str, Shape] = {}
         origins: list[tuple[str, str, int]] = []
         for path, field in storage.fields.items():
             observed = bool(layout.envs) and (path == "obs" or path.startswith("obs."))
@@ -173,27 +172,14 @@ class PrioritizedReplay(Replay):
             if observed:
                 plan[f"next_{path}"] = plan[path]
                 origins.append((f"next_{path}", path, 2))
-        self._plan, self._origins = plan, origins
-        groups: dict[tuple[tuple[int, ...], torch.dtype], list[str]] = {}
-        scalar = ((), torch.float32)
-        groups[(), torch.int64] = ["indices", "generations"]
-        groups[scalar] = ["weights", "probabilities", "discount"] + (["reward"] if layout.envs else [])
+        groups: dict[Shape, list[str]] = {((), torch.int64): ["indices", "generations"]}
+        groups[(), torch.float32] = ["weights", "probabilities", "discount"] + (["reward"] if layout.envs else [])
         if layout.envs:
             groups[(), torch.bool] = ["terminated", "truncated"]
         for path, key in plan.items():
             if path not in self._computed:
                 groups.setdefault(key, []).append(path)
-        self._groups = [((len(names), *shape), dtype, *NUMPY[dtype], names) for (shape, dtype), names in groups.items()]
-        self._is_flat = not any("." in path for path in plan)
-        self._row_table = np.array(
-            [
-                [storage.tensors[origin].data_ptr(), storage.row_bytes[origin], 0]
-                for _, origin, _ in origins
-                if storage.device.type == "cpu"
-            ],
-            np.int64,
-        ).reshape(-1, 3)
-        self._which = np.array([which for _, _, which in origins], np.int64)
+        self._plan_memory(groups, origins)
         if self._arrays is not None and layout.envs:
             flags = [storage.arrays[name].view(np.uint8) for name in ("terminated", "truncated")]
             self._step_arrays = (storage.arrays["reward"], *flags)
@@ -201,49 +187,15 @@ class PrioritizedReplay(Replay):
             self._step_arrays = (storage.arrays["terminated"].view(np.uint8),)
 
     def _new_outputs(self, n: int) -> Outputs:
-        # NumPy's empty and views with PyTorch's from_numpy take half the time of PyTorch's own empty and unbind.
-        tensors: dict[str, Tensor] = {}
-        blocks = []
-        for (count, *shape), dtype, like, same, names in self._groups:
-            block = np.empty((count, n, *shape), like)
-            blocks.append(block)
-            for name, row in zip(names, block, strict=True):
-                tensors[name] = from_numpy(row) if same else from_numpy(row).view(dtype)
-        table = self._row_table.copy()
-        table[:, 2] = [tensors[name].data_ptr() for name, _, _ in self._origins]
+        outputs = super()._new_outputs(n)
         if not self._has_discount:
-            del tensors["discount"]
-        return Outputs(self, n, tensors, blocks, table)
+            del outputs.tensors["discount"]
+        return outputs
 
     def _sample_cpu(self, outputs: Outputs, beta: float | Tensor | None) -> None:
         kernels, a, layout = self._cpu, self._arrays, self.state.layout
+        ints, floats, *rest = self._draw_cpu(outputs, beta)
         assert a is not None
-        assert outputs.blocks is not None
-        ints, floats, *rest = outputs.blocks
-        norm, smallest = kernels.BATCH_NORM, np.float32(0)
-        if self.weight_norm is None:
-            norm = kernels.NO_NORM
-        elif self.weight_norm == "buffer":
-            norm, smallest = kernels.BUFFER_NORM, np.float32(tree_extrema(self.state.tree)[0].item())
-        drawn = kernels.draw(
-            a.leaves,
-            a.nodes,
-            a.offsets,
-            a.shift,
-            a.generation,
-            a.counters,
-            a.seed,
-            a.offset,
-            self.stratified,
-            a.beta,
-            -1.0 if beta is None else float(beta),
-            norm,
-            smallest,
-            ints,
-            floats,
-        )
-        if not drawn:
-            raise ValueError("nothing to draw from: no item held has its whole window yet; add() more")
         if not layout.envs:
             if self._has_discount:
                 kernels.discount(ints, self._step_arrays[0], np.float32(self.gamma), floats)

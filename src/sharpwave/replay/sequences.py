@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from sharpwave.ops._backends import Backend
 from sharpwave.ops.sumtree import tree_extrema
 from sharpwave.replay import windows
 from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, check_integer
-from sharpwave.replay.core import Replay
+from sharpwave.replay.core import Replay, Shape
 from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch
 from sharpwave.replay.state import Layout
@@ -133,7 +134,24 @@ class SequenceReplay(Replay):
         if self.storage is None:
             raise ValueError("sample() from an empty buffer: add() steps first")
         check_integer("n", n, 1)
-        s, layout = self.state, self.state.layout
+        if self._arrays is not None and self.storage.device.type == "cpu":
+            outputs = self._new_outputs(n) if out is None else self._own(out, n)
+            self._sample_cpu(outputs, beta)
+            return self._nest(outputs) if out is None else out
+        return self._sample_plain(n, beta, out)
+
+    def _sample_cpu(self, outputs: Outputs, beta: float | Tensor | None) -> None:
+        kernels, layout, n = self._cpu, self.state.layout, outputs.n
+        ints, *_ = self._draw_cpu(outputs, beta)
+        lengths, last = np.empty((2, n), np.int64)
+        mask = outputs.tensors["mask"].numpy().view(np.uint8)
+        kernels.sequence(ints, *self._ends, layout.ring, mask, lengths, last)
+        rows = (outputs.table, self._which, ints, lengths, last)
+        kernels.gather_sequences(*rows, layout.span, layout.ring, layout.short)
+
+    def _sample_plain(self, n: int, beta: float | Tensor | None, out: Batch | None) -> Batch:
+        s, layout, storage = self.state, self.state.layout, self.storage
+        assert storage is not None
         outputs = None if out is None else self._own(out, n)
         if beta is None:
             beta = plain.current_beta(s)
@@ -147,7 +165,7 @@ class SequenceReplay(Replay):
         mask = torch.ones_like(goes_on)
         mask[:, 1:] = goes_on[:, :-1].cumprod(1).bool()
         last = windows.move(drawn.indices, mask.sum(1), layout.ring)
-        for path in self.storage.fields:
+        for path in storage.fields:
             rows = self._rows(path, slots)
             values[path] = (
                 torch.where(mask.view(*mask.shape, *[1] * (rows.ndim - 2)), rows, 0) if layout.short else rows
@@ -188,9 +206,21 @@ class SequenceReplay(Replay):
         super().update_priorities(indices, td_error, generation)
 
     def _plan_outputs(self) -> None:
-        storage = self.storage
+        storage, span = self.storage, self.state.layout.span
         assert storage is not None
-        self._is_flat = not any("." in path for path in storage.fields)
         missing = {"reward", "terminated", "truncated"} - storage.fields.keys()
         if missing:
             raise ValueError(f"fields must hold reward, terminated and truncated; missing {sorted(missing)}")
+        groups: dict[Shape, list[str]] = {((), torch.int64): ["indices", "generations"]}
+        groups[(), torch.float32] = ["weights", "probabilities"]
+        groups[(span,), torch.bool] = ["mask"]
+        origins = []
+        for path, field in storage.fields.items():
+            groups.setdefault(((span, *field.shape), field.dtype), []).append(path)
+            origins.append((path, path, 0))
+            if path == "obs" or path.startswith("obs."):
+                groups.setdefault((field.shape, field.dtype), []).append(f"next_{path}")
+                origins.append((f"next_{path}", path, 1))
+        self._plan_memory(groups, origins)
+        if storage.arrays:
+            self._ends = [storage.arrays[name].view(np.uint8) for name in ("terminated", "truncated")]

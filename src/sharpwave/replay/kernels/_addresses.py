@@ -18,6 +18,14 @@ def _copy(_context, to, origin, size):
     return types.void(to, origin, size), generate
 
 
+def _clear(_context, to, size):
+    def generate(context, builder, _signature, arguments):
+        cgutils.memset(builder, builder.inttoptr(arguments[0], _BYTE), arguments[1], 0)
+        return context.get_dummy_value()
+
+    return types.void(to, size), generate
+
+
 def _prefetch(_context, address):
     def generate(context, builder, _signature, arguments):
         kind = ir.FunctionType(ir.VoidType(), [_BYTE, _WORD, _WORD, _WORD])
@@ -32,5 +40,7 @@ def _prefetch(_context, address):
 
 copy_bytes: Any = intrinsic(_copy)
 """copy_bytes(to, origin, size): `size` bytes between int64 addresses."""
+clear_bytes: Any = intrinsic(_clear)
+"""clear_bytes(to, size): `size` zero bytes at an int64 address."""
 prefetch_address: Any = intrinsic(_prefetch)
 """prefetch_address(address): ask for a cache line without waiting for it; an address out of range does no harm."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from sharpwave.ops.sumtree import cpu as tree
 from sharpwave.ops.sumtree._prefetch import prefetch
-from sharpwave.replay.kernels._addresses import copy_bytes, prefetch_address
+from sharpwave.replay.kernels._addresses import clear_bytes, copy_bytes, prefetch_address
 from sharpwave.replay.state import AGE, DRAWN, HELD, NOT_DRAWN, NOTHING, WRITTEN
 
 NO_NORM, BATCH_NORM, BUFFER_NORM = range(3)
@@ -292,3 +292,49 @@ def gather_stacks(table, which, slots):
             _copy_rows(table[f, 0], table[f, 1], table[f, 2], slots[0, :, 0])
         else:
             _copy_rows(table[f, 0], table[f, 1], table[f, 2], slots[which[f]].reshape(-1))
+
+
+@numba.njit(cache=True)
+def sequence(ints, terminated, truncated, ring, mask, lengths, last):
+    """Windows of consecutive steps from the slots ints[0] on: mask (B, span) of the steps up to the first end, their
+    number lengths (B,), and last (B,), the slot of the observation after them."""
+    n, span = mask.shape
+    for k in range(n):
+        prefetch(terminated, ints[0, k])
+        prefetch(truncated, ints[0, k])
+    for k in range(n):
+        position = ints[0, k] % ring
+        base = ints[0, k] - position
+        length = 0
+        goes_on = True
+        for j in range(span):
+            mask[k, j] = goes_on
+            length += goes_on
+            at = base + position
+            goes_on = goes_on and not (terminated[at] or truncated[at])
+            position += 1
+            if position == ring:
+                position = 0
+        lengths[k] = length
+        last[k] = base + (ints[0, k] - base + length) % ring
+
+
+@numba.njit(cache=True)
+def gather_sequences(table, which, ints, lengths, last, span, ring, pad):
+    """Rows of every field: where which[f] is 0 `span` consecutive ones of ints[0]'s ring (with `pad`, zeros instead of
+    those past `lengths`), else one row an item, of `last`."""
+    for f in range(table.shape[0]):
+        origin, size, to = table[f]
+        if which[f] == 1:
+            _copy_rows(origin, size, to, last)
+            continue
+        for k in range(lengths.shape[0]):
+            prefetch_address(origin + ints[0, k] * size)
+        for k in range(lengths.shape[0]):
+            first = ints[0, k]
+            start = to + k * span * size
+            count = lengths[k] if pad else span
+            before_seam = min(count, ring - first % ring)
+            copy_bytes(start, origin + first * size, before_seam * size)
+            copy_bytes(start + before_seam * size, origin + (first - first % ring) * size, (count - before_seam) * size)
+            clear_bytes(start + count * size, (span - count) * size)
