@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sharpwave.ops.sumtree import MAX_LEAF
-from sharpwave.replay.nest import flatten
+from sharpwave.replay.nest import as_tensor, flatten
 from sharpwave.replay.storage import FIXED_DTYPES, Field, check_directory
 
 WeightNorm = Literal["batch", "buffer"]
@@ -78,6 +79,16 @@ def check_step_fields(flat: Mapping[str, Any]) -> None:
             "with num_envs, add() must get obs, next_obs (of the same fields), reward, terminated and truncated; got "
             f"{sorted(flat)}"
         )
+
+
+def check_valid(valid: Any, flat: Mapping[str, Any], envs: int) -> Tensor | None:
+    if valid is None:
+        return None
+    valid = as_tensor(valid, "valid")
+    want = tuple(np.shape(flat["reward"])) if "reward" in flat else (envs,)
+    if valid.dtype != torch.bool or tuple(valid.shape) != want:
+        raise ValueError(f"valid must be {want} bool, as reward; got {tuple(valid.shape)} {valid.dtype}")
+    return valid
 
 
 def check_update(indices: Tensor, td_error: Tensor, generation: Tensor | None) -> None:

@@ -20,6 +20,7 @@ from sharpwave.replay.checks import (
     check_alpha,
     check_step_fields,
     check_update,
+    check_valid,
     declared,
     storage_place,
 )
@@ -139,11 +140,11 @@ class Replay:
 
     # Taking in
 
-    def extend(self, batch: Mapping[str, Any] | None = None, **fields: Any) -> Tensor:
+    def extend(self, batch: Mapping[str, Any] | None = None, *, valid: Any = None, **fields: Any) -> Tensor:
         """`add`, under the name other libraries give it."""
-        return self.add(batch, **fields)
+        return self.add(batch, valid=valid, **fields)
 
-    def add(self, batch: Mapping[str, Any] | None = None, **fields: Any) -> Tensor:
+    def add(self, batch: Mapping[str, Any] | None = None, *, valid: Any = None, **fields: Any) -> Tensor:
         """Store transitions, which enter with the largest priority so far (1 at first).
 
         Args:
@@ -153,18 +154,24 @@ class Replay:
                 With `num_envs`: one step of every environment, or (steps, num_envs, ...) of several, with obs,
                 next_obs, reward, terminated and truncated; next_obs is what this step led to, at an episode's end
                 its true final observation, never the next episode's first.
+            valid: with `num_envs`: (num_envs,) or (steps, num_envs) bool, false for environments that took no step of
+                their own, because their vector class began an episode instead (`Step.valid`). Nothing of these is
+                kept. None: all took one. (Without `num_envs` it is a field as any other.)
 
         Returns:
-            The items' indices, int64: (batch,), or (num_envs,), or (steps, num_envs).
+            The items' indices, int64: (batch,), or (num_envs,), or (steps, num_envs); -1 where not valid.
 
         The oldest items make room; their indices go to new items, under a new generation. Nothing waits for the device.
 
         Raises:
             KeyError, ValueError, TypeError: fields missing or new, wrong shapes or dtypes. The buffer is as it was.
         """
+        envs = self.state.layout.envs
+        if valid is not None and not envs:
+            fields["valid"] = valid
         flat = flatten(batch) | flatten(fields) if batch is not None else flatten(fields)
-        if self.state.layout.envs:
-            return self._add_steps(flat)
+        if envs:
+            return self._add_steps(flat, check_valid(valid, flat, envs))
         if self.storage is None:
             fields_ = infer_fields(flat)
             Storage(0, fields_, torch.device("cpu")).check(flat)
@@ -197,7 +204,7 @@ class Replay:
         self._refresh_extrema(slots)
         return torch.from_numpy(slots)
 
-    def _add_steps(self, flat: dict[str, Any]) -> Tensor:
+    def _add_steps(self, flat: dict[str, Any], valid: Tensor | None) -> Tensor:
         envs = self.state.layout.envs
         check_step_fields(flat)
         reward = np.ndim(flat["reward"])
@@ -205,7 +212,9 @@ class Replay:
             steps = len(flat["reward"])
             if any(np.ndim(x) < 2 or len(x) != steps for x in flat.values()):
                 raise ValueError(f"add() got {steps} steps of reward: every field must be (steps, num_envs, ...)")
-            return torch.stack([self._add_steps({k: x[t] for k, x in flat.items()}) for t in range(steps)])
+            took = [None] * steps if valid is None else valid
+            rows = [self._add_steps({k: x[t] for k, x in flat.items()}, took[t]) for t in range(steps)]
+            return torch.stack(rows)
         stored = {k: x for k, x in flat.items() if k != "next_obs" and not k.startswith("next_obs.")}
         ahead = {k: x for k, x in flat.items() if k not in stored}
         if self.storage is None:
@@ -217,28 +226,35 @@ class Replay:
         assert self.storage is not None
         now = self.storage.check(stored, envs)
         following = self.storage.check(ahead, envs, {k: self.storage.fields[k.removeprefix("next_")] for k in ahead})
+        ahead = {k.removeprefix("next_"): x for k, x in following.items()}
         if self._triton is not None:
-            return self._add_triton(envs, now, {k.removeprefix("next_"): x for k, x in following.items()})
+            return self._add_triton(envs, now, ahead, valid)
         ended = now["terminated"] | now["truncated"]
         if self._arrays is None:
-            slots, next_slots = plain.add_step(self.state, ended.to(self.device), self._new_leaf())
+            if valid is not None:
+                valid = valid.to(self.device)
+            slots, next_slots = plain.add_step(self.state, ended.to(self.device), self._new_leaf(), valid)
         else:
-            slots, next_slots = self._add_step_cpu(ended.numpy())
-        self._write(now, slots)
-        self._write({k.removeprefix("next_"): x for k, x in following.items()}, next_slots)
-        return slots
+            slots, next_slots = self._add_step_cpu(ended.numpy(), valid)
+        self._write(now, slots, valid)
+        self._write(ahead, next_slots, valid)
+        return slots if valid is None else torch.where(valid, slots, -1)
 
-    def _add_triton(self, n: int, given: dict[str, Tensor], ahead: dict[str, Tensor]) -> Tensor:
+    def _add_triton(
+        self, n: int, given: dict[str, Tensor], ahead: dict[str, Tensor], valid: Tensor | None = None
+    ) -> Tensor:
         assert self.storage is not None
         leaf = None if self.max_priority_over == "all_time" else self._new_leaf()
         given, ahead = ({k: x.to(self.device, non_blocking=True) for k, x in rows.items()} for rows in (given, ahead))
-        return self._triton.add(self.state, n, given, ahead, self.storage.tensors, leaf, self._alpha)
+        if valid is not None:
+            valid = valid.to(self.device, non_blocking=True)
+        return self._triton.add(self.state, n, given, ahead, self.storage.tensors, leaf, self._alpha, valid)
 
-    def _add_step_cpu(self, ended: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _add_step_cpu(self, ended: np.ndarray, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         a, layout = self._arrays, self.state.layout
         assert a is not None
         slots, next_slots = np.empty((2, layout.envs), np.int64)
-        self._cpu.add_step(
+        count = self._cpu.add_step(
             a.leaves,
             a.nodes,
             a.offsets,
@@ -250,6 +266,7 @@ class Replay:
             a.counters,
             a.status,
             ended,
+            np.ones(layout.envs, bool) if valid is None else valid.numpy(),
             layout.ring,
             layout.span,
             layout.short,
@@ -260,7 +277,7 @@ class Replay:
             next_slots,
             self._touched,
         )
-        self._refresh_extrema(self._touched)
+        self._refresh_extrema(self._touched[:count])
         return torch.from_numpy(slots), torch.from_numpy(next_slots)
 
     # Priorities
@@ -482,15 +499,23 @@ class Replay:
             raise ValueError("nothing to draw from: no item held has its whole window yet; add() more")
         return outputs.blocks
 
-    def _write(self, tensors: dict[str, Tensor], slots: Tensor) -> None:
+    def _write(self, tensors: dict[str, Tensor], slots: Tensor, valid: Tensor | None = None) -> None:
+        """Rows into their slots, but for those not valid."""
         storage = self.storage
         assert storage is not None
+        if storage.arrays:
+            keep = slice(None) if valid is None else valid.cpu().numpy()
+            where = slots.cpu().numpy()[keep]
+            for name, tensor in tensors.items():
+                storage.arrays[name][where] = as_array(tensor.cpu())[keep]
+            return
         slots = slots.to(storage.device)
         for name, tensor in tensors.items():
-            if storage.arrays:
-                storage.arrays[name][slots.numpy()] = as_array(tensor.cpu())
-            else:
-                storage.tensors[name].index_copy_(0, slots, tensor.to(storage.device, non_blocking=True))
+            rows = tensor.to(storage.device, non_blocking=True)
+            if valid is not None:  # the others write over themselves: no shape depends on how many there are
+                took = valid.to(storage.device).view(-1, *[1] * (rows.ndim - 1))
+                rows = torch.where(took, rows, storage.tensors[name][slots])
+            storage.tensors[name].index_copy_(0, slots, rows)
 
     def _rows(self, field: str, slots: Tensor) -> Tensor:
         """Rows of a field, on the buffer's device, wherever it is stored."""

@@ -56,7 +56,8 @@ class State:
     episode_step: Tensor
     """(envs,) int64: the step of its episode that is written next."""
     counters: Tensor
-    """(4,) int64: items that can be drawn now; items ever written; draws so far; sum of the ages of all draws."""
+    """(4,) int64: items that can be drawn now; numbers given to items so far (a step of all environments takes one for
+    each, also for those that skip it); draws so far; sum of the ages of all draws."""
     max_priority: Tensor
     """(1,) float32: the largest priority so far, alpha not applied."""
     beta: Tensor

@@ -72,6 +72,7 @@ def add_step(
     counters,
     status,
     ended,
+    valid,
     ring,
     span,
     short,
@@ -82,20 +83,22 @@ def add_step(
     next_slots,
     touched,
 ):
-    """`reference.add_step`; `touched` (N (frames + 1 + span),) receives the leaves that may have changed."""
+    """`reference.add_step`; `touched` (N (frames + 1 + span),) receives the leaves that may have changed: how many."""
     held, written = 0, counters[WRITTEN]
     values = np.zeros(touched.shape[0], np.float32)
     k = 0
     for env in range(head.shape[0]):
         base, position, at = env * ring, head[env], episode_step[env]
+        slots[env] = base + position
+        next_slots[env] = base + (position + 1) % ring
+        if not valid[env]:
+            continue
         for ahead in range(frames + 1):
             dead = base + (position + ahead) % ring
             held -= leaves[dead] > 0
             generation[dead] = NOTHING
             touched[k] = dead
             k += 1
-        slots[env] = base + position
-        next_slots[env] = base + (position + 1) % ring
         generation[slots[env]] = written + env
         step[slots[env]] = at
         for back in range(span):
@@ -107,9 +110,10 @@ def add_step(
             k += 1
         head[env] = (position + 1 + ended[env]) % ring
         episode_step[env] = 0 if ended[env] else at + 1
-    tree.update(leaves, nodes, offsets, shift, leaves.shape[0], status, touched, values, True)
+    tree.update(leaves, nodes, offsets, shift, leaves.shape[0], status, touched[:k], values[:k], True)
     counters[HELD] += held
     counters[WRITTEN] += head.shape[0]
+    return k
 
 
 @numba.njit(cache=True)

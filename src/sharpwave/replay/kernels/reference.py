@@ -31,18 +31,20 @@ def add_items(s: State, n: int, leaf: Tensor) -> Tensor:
     return slots
 
 
-def add_step(s: State, ended: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
+def add_step(s: State, ended: Tensor, leaf: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Make room for one step of each environment, and let those windows be drawn that it completes.
 
     Args:
         ended: (N,) bool, whether the step ended its episode.
         leaf: 0-d float32, of each new window.
+        valid: (N,) bool, environments that took a step; the others' state is written over itself. None: all.
 
     Returns:
         (N,) each: the step's slots, and those of its next observations.
     """
     ring, span, device = s.layout.ring, s.layout.span, leaf.device
     env = torch.arange(s.layout.envs, device=device)
+    valid = torch.ones_like(ended) if valid is None else valid
     slot, step = env * ring + s.head, s.episode_step.clone()
     # Writing ahead takes the next slot; the frames-1 items after that have lost part of their stack.
     dead = windows.move(slot[:, None], torch.arange(s.layout.frames + 1, device=device), ring)  # (N, frames + 1)
@@ -50,19 +52,21 @@ def add_step(s: State, ended: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
     complete = (back == span - 1) & (back <= step[:, None])
     if s.layout.short:
         complete = complete | (ended[:, None] & (back <= step[:, None]))
-    complete = complete & ((step[:, None] - back) % s.layout.period == 0)  # (N, span)
+    complete = complete & ((step[:, None] - back) % s.layout.period == 0) & valid[:, None]  # (N, span)
     start = torch.where(complete, windows.move(slot[:, None], -back, ring), dead[:, 1:2])
 
-    s.counters[HELD].add_(complete.sum() - (s.tree.leaves[dead] > 0).sum())
-    s.generation.index_fill_(0, dead.flatten(), NOTHING)
-    s.generation.index_copy_(0, slot, s.counters[WRITTEN] + env)
-    s.step.index_copy_(0, slot, step.int())
+    kept = torch.where(valid[:, None], 0, s.tree.leaves[dead])
+    s.counters[HELD].add_(complete.sum() - ((s.tree.leaves[dead] > 0) & valid[:, None]).sum())
+    numbers = torch.where(valid, s.counters[WRITTEN] + env, s.generation[slot])
+    s.generation.index_copy_(0, dead.flatten(), torch.where(valid[:, None], NOTHING, s.generation[dead]).flatten())
+    s.generation.index_copy_(0, slot, numbers)
+    s.step.index_copy_(0, slot, torch.where(valid, step.int(), s.step[slot]))
     indices = torch.cat([dead.flatten(), start.flatten()])
-    values = torch.cat([torch.zeros(dead.numel(), device=device), torch.where(complete, leaf, 0).flatten()])
+    values = torch.cat([kept.flatten(), torch.where(complete, leaf, kept[:, 1:2]).flatten()])
     tree_update(s.tree, indices, values)
 
-    s.head.add_(1).add_(ended).remainder_(ring)
-    s.episode_step.add_(1).mul_(~ended)
+    s.head.add_(valid).add_(ended & valid).remainder_(ring)
+    s.episode_step.add_(valid).mul_(~(ended & valid))
     s.counters[WRITTEN].add_(s.layout.envs)
     return slot, dead[:, 1]
 

@@ -266,6 +266,7 @@ def _add_kernel(
     leaf_ptr,
     terminated_ptr,
     truncated_ptr,
+    valid_ptr,
     slots_ptr,
     touched_ptr,
     given,
@@ -309,8 +310,13 @@ def _add_kernel(
             newest = 1 - SPAN
             if SHORT:
                 newest = tl.where(ended, 0, newest)
+            last = FRAMES
+            if valid_ptr is not None:
+                took = tl.load(valid_ptr + k) != 0
+                newest = tl.where(took, newest, -SPAN)
+                last = tl.where(took, last, -1)
             complete = (reach <= newest) & (-reach <= step) & ((step + reach) % PERIOD == 0)
-            dead = (reach >= 0) & (reach <= FRAMES)
+            dead = (reach >= 0) & (reach <= last)
         else:
             position = (head + k) % ring
             base = tl.zeros([], tl.int64)
@@ -330,13 +336,19 @@ def _add_kernel(
         change = tl.sum(complete.to(tl.int32), 0) - tl.sum((dead & (old > 0.0)).to(tl.int32), 0)
         if change != 0:
             tl.atomic_add(counters_ptr + _HELD, change.to(tl.int64), sem="relaxed")
-        tl.store(slots_ptr + k, slot)
         if ENVS:
-            tl.store(step_ptr + slot, step.to(tl.int32))
-            tl.store(head_ptr + k, _wrapped(position + 1 + ended.to(tl.int64), ring))
-            tl.store(episode_step_ptr + k, tl.where(ended, 0, step + 1))
-            _copy_each(next_given, k, next_fields, base + _wrapped(position + 1, ring), NEXT_SHAPES, LONGEST)
-        _copy_each(given, k, fields, slot, SHAPES, LONGEST)
+            if last >= 0:
+                tl.store(slots_ptr + k, slot)
+                tl.store(step_ptr + slot, step.to(tl.int32))
+                tl.store(head_ptr + k, _wrapped(position + 1 + ended.to(tl.int64), ring))
+                tl.store(episode_step_ptr + k, tl.where(ended, 0, step + 1))
+                _copy_each(next_given, k, next_fields, base + _wrapped(position + 1, ring), NEXT_SHAPES, LONGEST)
+                _copy_each(given, k, fields, slot, SHAPES, LONGEST)
+            else:
+                tl.store(slots_ptr + k, tl.full([], -1, tl.int64))
+        else:
+            tl.store(slots_ptr + k, slot)
+            _copy_each(given, k, fields, slot, SHAPES, LONGEST)
     tl.debug_barrier()
     written_ptr = counters_ptr + _WRITTEN
     ticket = tl.atomic_add(written_ptr, 1 << 48, sem="relaxed") >> 48
@@ -427,11 +439,13 @@ def add(
     storage: dict[str, Tensor],
     leaf: Tensor | None,
     alpha: float,
+    valid: Tensor | None = None,
 ) -> Tensor:
-    """Take in n items, or one step of each environment; their slots (n,).
+    """Take in n items, or one step of each environment; their slots (n,), -1 where none was taken in.
 
     Args:
         given, next_given: rows for the items' own slots, and for the slots after them.
+        valid: (n,) bool, environments that took a step. None: all.
         leaf: 0-d float32, of each new item. None: the largest priority so far, raised to alpha.
     """
     layout, tree = state.layout, state.tree
@@ -453,6 +467,7 @@ def add(
         leaf,
         _bits(given["terminated"].contiguous()) if layout.envs else None,
         _bits(given["truncated"].contiguous()) if layout.envs else None,
+        None if valid is None else _bits(valid.contiguous()),
         slots,
         touched,
         tuple(x for x, _ in own),
