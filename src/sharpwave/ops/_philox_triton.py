@@ -22,40 +22,32 @@ def uniform53(bits):
 
 
 @triton.jit
-def claim_draws(offset_ptr, n, n_programs):
-    """The first draw number of this launch; the launch's last program to ask moves the stream on by `n`.
+def first_draw(offset_ptr, n):
+    """The first draw number of this launch, which makes `n` draws; no program waits for another.
 
-    Every program of the launch must call this exactly once. The word at `offset_ptr` holds the draw number in its lower
-    48 bits and, while the launch runs, the number of programs that have asked in its upper 16: reading and arriving are
-    one atomic operation, so no program can read a number that another has already advanced, and nobody waits.
+    The word at `offset_ptr` holds the number in its lower 48 bits. In `count_draws` each program adds its share of the
+    draws to them, and 1 to the upper 16, but the last program adds there what brings them back to 0 when all have come.
+    So the upper bits tell which shares are in the lower ones, whenever a program reads.
     """
-    word = tl.atomic_add(offset_ptr, 1 << 48, sem="relaxed")
-    first = word & 0xFFFFFFFFFFFF
-    if (word >> 48) == n_programs - 1:
-        tl.atomic_xchg(offset_ptr, first + n, sem="relaxed")
-    return first
+    word = tl.load(offset_ptr)
+    programs = tl.num_programs(0)
+    came = (word >> 48) & 0xFFFF
+    number = word & 0xFFFFFFFFFFFF
+    last_came = came > 0x8000
+    others = tl.where(last_came, came + programs - 0x10001, came)
+    share = tl.cast(n // programs, tl.int64)
+    return number - others * share - tl.where(last_came, n - (programs - 1) * share, 0)
 
 
 @triton.jit
-def read_draws(offset_ptr):
-    """`claim_draws` for programs of one warp, without waiting: the first draw number, and a ticket for `advance_draws`.
-
-    Reading and arriving are two operations here, one after the other on one word, so that no program's reading can see
-    what the last one's arrival brought about. Nobody waits for the ticket before the program's end.
-    """
-    first = tl.load(offset_ptr) & 0xFFFFFFFFFFFF
-    lanes = tl.arange(0, 32)
-    ticket = tl.atomic_add(offset_ptr + lanes * 0, tl.full([32], 1 << 48, tl.int64), mask=lanes == 0, sem="relaxed")
-    return first, ticket
+def count_draws(offset_ptr, n):
+    """Every program of the launch must call this once, after all its threads have got `first_draw` (a barrier)."""
+    programs = tl.num_programs(0)
+    share = tl.cast(n // programs, tl.int64)
+    one = tl.full([], 1 << 48, tl.int64)
+    rest = n - (programs - 1) * share - (programs - 1) * one  # 2^16 - (programs - 1) in the upper bits
+    tl.atomic_add(offset_ptr, tl.where(tl.program_id(0) == programs - 1, rest, share + one), sem="relaxed")
 
 
-@triton.jit
-def advance_draws(offset_ptr, first, ticket, n):
-    """Move the stream on by `n` if this program's ticket was the launch's last."""
-    lanes = tl.arange(0, 32)
-    last = (lanes == 0) & ((ticket >> 48) == tl.num_programs(0) - 1)
-    tl.atomic_xchg(offset_ptr + lanes * 0, tl.zeros([32], tl.int64) + (first + n), mask=last, sem="relaxed")
-
-
-# claim_draws counts programs in 15 bits.
+# Programs are counted in 15 bits.
 MAX_PROGRAMS = 32767

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sharpwave.ops._philox_triton import MAX_PROGRAMS, advance_draws, random_bits, read_draws
+from sharpwave.ops._philox_triton import MAX_PROGRAMS, count_draws, first_draw, random_bits
 from sharpwave.ops.sumtree import reference
 
 # Items whose duplicates one launch settles.
@@ -103,12 +103,12 @@ def _update_kernel(
         valid = (tl.abs(value) < float("inf")) | ~keep
         priority = tl.minimum(tl.abs(value) + eps, p_max)
         largest = tl.max(tl.where(keep & valid, priority, 0.0), 0)
-        if largest > 0.0:
+        # Whatever other programs add to it meanwhile is no more than this call's largest, so taking that into account
+        # gives the same number at any time.
+        bound = tl.load(max_priority_ptr)
+        if largest > bound:
             tl.atomic_max(max_priority_ptr, largest, sem="relaxed")
         if tl.min(valid.to(tl.int32), 0) == 0:
-            # Whatever the other programs have added by now is below this call's largest, so taking that into account
-            # gives the same number at any time.
-            bound = tl.load(max_priority_ptr)
             for first in range(0, n, BLOCK_LATER):
                 any_item = first + tl.arange(0, BLOCK_LATER)
                 td = tl.load(values_ptr + any_item, mask=any_item < n, other=float("inf")).to(tl.float32)
@@ -129,34 +129,38 @@ def _update_kernel(
             keep = keep & valid
     old = tl.load(leaves_ptr + index, mask=keep, other=0.0)
 
+    # Read once more as a column: Triton would bring one from the vector above by way of shared memory.
+    own = tl.arange(0, BLOCK)[:, None] + start
+    own_index = tl.load(indices_ptr + own, mask=own < n, other=-1)
+    own_index = tl.where((own_index >= 0) & (own_index < capacity), own_index, -1)
+    if GENERATIONS:
+        own_now = tl.load(generations_ptr + own_index, mask=own_index >= 0, other=-1)
     beaten = tl.zeros([BLOCK], tl.int32)
     for first in range(start, n, BLOCK_LATER):
-        later = first + tl.arange(0, BLOCK_LATER)
+        later = first + tl.arange(0, BLOCK_LATER)[None, :]
         their_index = tl.load(indices_ptr + later, mask=later < n, other=-1)
-        same = (index[:, None] == their_index[None, :]) & (item[:, None] < later[None, :])  # [BLOCK, BLOCK_LATER]
+        their_index = tl.where((their_index >= 0) & (their_index < capacity), their_index, -2)
+        # Indices within the capacity have 32 bits, and take half the instructions.
+        same = (own_index.to(tl.int32) == their_index.to(tl.int32)) & (own < later)  # [BLOCK, BLOCK_LATER]
         # An item that will not be stored beats nobody.
         if GENERATIONS:
             given = tl.load(generation_ptr + later, mask=later < n, other=-1)
-            same = same & (given[None, :] == now[:, None])
+            same = same & (given == own_now)
         if not (CLAMP or FROM_TD):
             theirs = tl.load(values_ptr + later, mask=later < n, other=0.0).to(tl.float32)
-            same = same & _valid(theirs)[None, :]
+            same = same & _valid(theirs)
         beaten = tl.maximum(beaten, tl.max(same.to(tl.int32), 1))
     write = keep & (beaten == 0)
 
     tl.store(leaves_ptr + index, value, mask=write)
     add_change(nodes_ptr, index, value, old, write, capacity, LEVELS, LOG_FANOUT)
 
-    invalid = tl.sum((here & ~valid).to(tl.int64), 0)
-    outside = tl.sum((here & ~in_range).to(tl.int64), 0)
-    if invalid > 0:
-        tl.atomic_add(status_ptr + _INVALID, invalid, sem="relaxed")
-    if outside > 0:
-        tl.atomic_add(status_ptr + _OUT_OF_RANGE, outside, sem="relaxed")
-    if GENERATIONS:
-        dropped = tl.sum(stale.to(tl.int64), 0)
-        if dropped > 0:
-            tl.atomic_add(status_ptr + _STALE, dropped, sem="relaxed")
+    refused = here & ~valid
+    outside = here & ~in_range
+    if tl.max((refused | outside | stale).to(tl.int32), 0) > 0:
+        tl.atomic_add(status_ptr + _INVALID, tl.sum(refused.to(tl.int64), 0), sem="relaxed")
+        tl.atomic_add(status_ptr + _OUT_OF_RANGE, tl.sum(outside.to(tl.int64), 0), sem="relaxed")
+        tl.atomic_add(status_ptr + _STALE, tl.sum(stale.to(tl.int64), 0), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["n", "capacity"])
@@ -246,22 +250,17 @@ def _share(bits, total1, total0):
 
 
 @triton.jit
-def _lane(x, at):
-    """x[at] of a vector that a warp holds: one exchange, where a sum over lanes takes five."""
-    return tl.sum(tl.gather(x, tl.zeros([1], tl.int32) + at, 0), 0)
-
-
-@triton.jit
 def _descend(index, rest1, rest0, high, low, LOG_FANOUT: tl.constexpr):
-    """`reference._descend` of one mass over its [FANOUT] children."""
-    low_below = tl.cumsum(low, 0)
-    high_below = tl.cumsum(high, 0) + (low_below >> 32)
+    """`reference._descend` for [DRAWS, 1] masses over [DRAWS, FANOUT] children."""
+    low_below = tl.cumsum(low, 1)
+    high_below = tl.cumsum(high, 1) + (low_below >> 32)
     low_below = low_below & 0xFFFFFFFF
     passed = (high_below < rest1) | ((high_below == rest1) & (low_below <= rest0))
-    child = tl.minimum(tl.sum(passed.to(tl.int32), 0), (1 << LOG_FANOUT) - 1)
+    child = tl.minimum(tl.sum(passed.to(tl.int32), 1, keep_dims=True), (1 << LOG_FANOUT) - 1)
+    # What the children before it weigh is in its neighbour's lane: one exchange, where another sum would take five.
     before = tl.maximum(child - 1, 0)
-    rest0 -= tl.where(child > 0, _lane(low_below, before), 0)
-    rest1 += (rest0 >> 32) - tl.where(child > 0, _lane(high_below, before), 0)
+    rest0 -= tl.where(child > 0, tl.gather(low_below, before, 1), 0)
+    rest1 += (rest0 >> 32) - tl.where(child > 0, tl.gather(high_below, before, 1), 0)
     return (index << LOG_FANOUT) + child, rest1, rest0 & 0xFFFFFFFF
 
 
@@ -269,39 +268,57 @@ def _descend(index, rest1, rest0, high, low, LOG_FANOUT: tl.constexpr):
 def stratum(bits, k, n):
     """floor((2^64 k + bits) / n), by long division with 32-bit digits."""
     strata = tl.cast(n, tl.uint64)
-    upper = (tl.cast(k, tl.uint64) << 32) + (bits >> 32)
+    upper = (k.to(tl.uint64) << 32) + (bits >> 32)
     lower = ((upper % strata) << 32) + (bits & 0xFFFFFFFF)
     return ((upper // strata) << 32) + lower // strata
 
 
 @triton.jit
-def draw_leaf(leaves_ptr, nodes_ptr, bits, capacity, LEVELS: tl.constexpr, LOG_FANOUT: tl.constexpr):
-    """The leaf that 64 random bits choose: index, value, and the total's digits; of an empty tree 0, 0, 0 and 0.
+def children(nodes_ptr, first, FANOUT: tl.constexpr, DRAWS: tl.constexpr):
+    """Digits (high, low) of the FANOUT nodes from `first` [DRAWS, 1] on, [DRAWS, FANOUT].
 
-    One draw a program. Every warp walks alone and comes to the same leaf, so more warps than one cost the walk nothing.
+    Both digits are one access of 16 bytes, which also lays children out along a warp.
     """
-    lanes = tl.arange(0, 1 << LOG_FANOUT)
-    high = tl.load(nodes_ptr + 2 * lanes)
-    low = tl.load(nodes_ptr + 2 * lanes + 1)
-    total0 = tl.sum(low, 0)
-    total1 = tl.sum(high, 0) + (total0 >> 32)
+    words = tl.load(nodes_ptr + 2 * first + tl.arange(0, 2 * FANOUT)[None, :])
+    high, low = tl.split(tl.reshape(words, [DRAWS, FANOUT, 2]))
+    return high, low
+
+
+@triton.jit
+def draw_leaves(
+    leaves_ptr,
+    nodes_ptr,
+    high,
+    low,
+    bits,
+    capacity,
+    LEVELS: tl.constexpr,
+    LOG_FANOUT: tl.constexpr,
+    DRAWS: tl.constexpr,
+):
+    """Leaves that [DRAWS, 1] words of 64 random bits choose: index, value, and the total's digits, all [DRAWS, 1].
+
+    `high`, `low` are the top level, which can be read before there are any bits. Of an empty tree all are 0. With a warp
+    a draw no two warps need each other; more warps walk the same way again.
+    """
+    FANOUT: tl.constexpr = 1 << LOG_FANOUT
+    index = tl.zeros([DRAWS, 1], tl.int64)
+    total0 = tl.sum(low, 1, keep_dims=True)
+    total1 = tl.sum(high, 1, keep_dims=True) + (total0 >> 32)
     total0 = total0 & 0xFFFFFFFF
     rest1, rest0 = _share(bits, total1, total0)
     # A mass below 0 goes into the first child everywhere: an empty tree's walk ends at index 0.
     rest1 = tl.where((total1 | total0) == 0, -1, rest1)
-    index = tl.zeros([], tl.int64)
     offset = tl.zeros([], tl.int64)
     for above in tl.static_range(LEVELS):
         if above > 0:
-            node_ptr = nodes_ptr + 2 * (offset + (index << LOG_FANOUT) + lanes)
-            high = tl.load(node_ptr)
-            low = tl.load(node_ptr + 1)
+            high, low = children(nodes_ptr, offset + (index << LOG_FANOUT), FANOUT, DRAWS)
         index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
         offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
-    leaf = tl.load(leaves_ptr + (index << LOG_FANOUT) + lanes)
+    leaf = tl.load(leaves_ptr + (index << LOG_FANOUT) + tl.arange(0, FANOUT)[None, :])
     high, low = digits(leaf)
     index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
-    return index, _lane(leaf, (index & ((1 << LOG_FANOUT) - 1)).to(tl.int32)), total1, total0
+    return index, tl.gather(leaf, (index & (FANOUT - 1)).to(tl.int32), 1), total1, total0
 
 
 @triton.jit
@@ -326,22 +343,33 @@ def _sample_kernel(
     STRATIFIED: tl.constexpr,
     LEVELS: tl.constexpr,
     LOG_FANOUT: tl.constexpr,
+    DRAWS: tl.constexpr,
 ):
-    """One warp a program."""
-    first, arrived = read_draws(offset_ptr)
+    """DRAWS warps a program, a draw each: programs count themselves on one word, one after the other."""
+    top_high, top_low = children(nodes_ptr, tl.zeros([DRAWS, 1], tl.int64), 1 << LOG_FANOUT, DRAWS)
+    first = first_draw(offset_ptr, n)
     key = tl.load(seed_ptr) if SEED_IN_MEMORY else seed
-    for k in range(tl.program_id(0), n, tl.num_programs(0)):
+    tl.debug_barrier()
+    count_draws(offset_ptr, n)
+    # Lane 0 of each warp stores what its warp holds; for one column alone Triton would gather it in another warp first.
+    lanes = tl.arange(0, 1 << LOG_FANOUT)[None, :]
+    for block in range(tl.program_id(0), tl.cdiv(n, DRAWS), tl.num_programs(0)):
+        k = block * DRAWS + tl.arange(0, DRAWS).to(tl.int64)[:, None]
         bits = random_bits(key, first + k)
         if STRATIFIED:
             bits = stratum(bits, k, n)
-        index, value, total1, total0 = draw_leaf(leaves_ptr, nodes_ptr, bits, capacity, LEVELS, LOG_FANOUT)
-        tl.store(indices_ptr + k, index)
-        tl.store(values_ptr + k, value)
-        if k == 0:
-            tl.store(total_ptr, total_value(total1, total0))
-            if (total1 | total0) == 0:
-                tl.atomic_add(status_ptr + _EMPTY, 1, sem="relaxed")
-    advance_draws(offset_ptr, first, arrived, n)
+        index, value, total1, total0 = draw_leaves(
+            leaves_ptr, nodes_ptr, top_high, top_low, bits, capacity, LEVELS, LOG_FANOUT, DRAWS
+        )
+        mine = (lanes == 0) & (k < n)  # [DRAWS, FANOUT]
+        tl.store(indices_ptr + k + lanes, tl.broadcast_to(index, mine.shape), mask=mine)
+        tl.store(values_ptr + k + lanes, tl.broadcast_to(value, mine.shape), mask=mine)
+        if block == 0:
+            tl.store(
+                total_ptr + k + lanes, tl.broadcast_to(total_value(total1, total0), mine.shape), mask=mine & (k == 0)
+            )
+            none = mine & (k == 0) & ((total1 | total0) == 0)
+            tl.atomic_add(status_ptr + _EMPTY + k + lanes, none.to(tl.int64), mask=none, sem="relaxed")
 
 
 def tree_update(
@@ -406,7 +434,7 @@ def _launch_update(
     p_max=0.0,
     block=8,
     later=1024,
-    warps=8,
+    warps=4,
 ):
     levels, log_fanout = _shape(capacity, fanout)
     n = indices.numel()
@@ -493,7 +521,8 @@ def tree_sample(
             torch.empty(n, device=device),
             torch.empty((), dtype=torch.float64, device=device),
         )
-    _sample_kernel[(min(n, MAX_PROGRAMS),)](
+    draws = 8
+    _sample_kernel[(min(triton.cdiv(n, draws), MAX_PROGRAMS),)](
         leaves,
         nodes,
         status,
@@ -506,7 +535,8 @@ def tree_sample(
         STRATIFIED=stratified,
         LEVELS=levels,
         LOG_FANOUT=log_fanout,
-        num_warps=1,
+        DRAWS=draws,
+        num_warps=draws,
     )
     return out
 
