@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sharpwave.ops._philox_triton import MAX_PROGRAMS, claim_draws, random_bits, uniform53
+from sharpwave.ops._philox_triton import MAX_PROGRAMS, count_draws, first_draw, random_bits, uniform53
 from sharpwave.ops.cdf import _scratch, reference
 
 # Tiles that publish into one group; the chain of group prefixes is n / (GROUP * BLOCK) links long.
@@ -195,7 +195,9 @@ def _sample_kernel(
     FANOUT: tl.constexpr,
 ):
     """A FANOUT-ary search for each draw: DRAWS of them a program, a row of pivots each."""
-    first = claim_draws(offset_ptr, n, tl.num_programs(0))
+    first = first_draw(offset_ptr, n)
+    tl.debug_barrier()
+    count_draws(offset_ptr, n)
     key = _seed(seed, seed_ptr, SEED_IN_MEMORY)
     total = tl.load(cdf_ptr + size - 1).to(tl.float64)
     lanes = tl.arange(0, FANOUT)
@@ -222,7 +224,9 @@ def _sample_kernel(
 def _clock_kernel(
     cdf_ptr, out_ptr, seed, seed_ptr, offset_ptr, size, SEED_IN_MEMORY: tl.constexpr, BLOCK: tl.constexpr
 ):
-    first = claim_draws(offset_ptr, size, tl.num_programs(0))
+    first = first_draw(offset_ptr, size)
+    tl.debug_barrier()
+    count_draws(offset_ptr, size)
     key = _seed(seed, seed_ptr, SEED_IN_MEMORY)
     for block in range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
         i = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
@@ -264,7 +268,9 @@ def _draw_segments_kernel(
     """
     offs = _tile_offsets(ROWS, COLS)
     raw = tl.load(weight_ptr + offs, mask=offs < count, other=0.0)
-    first = claim_draws(offset_ptr, n, tl.num_programs(0))
+    first = first_draw(offset_ptr, n)
+    tl.debug_barrier()
+    count_draws(offset_ptr, n)
     w = tl.where(offs < count, _clean(raw) + eps, 0.0)
     # The largest weight is below 2^exponent and, if normal, at least half of it.
     largest = tl.max(tl.max(w, 1), 0)

@@ -250,17 +250,25 @@ def _share(bits, total1, total0):
 
 
 @triton.jit
-def _descend(index, rest1, rest0, high, low, LOG_FANOUT: tl.constexpr):
-    """`reference._descend` for [DRAWS, 1] masses over [DRAWS, FANOUT] children."""
-    low_below = tl.cumsum(low, 1)
-    high_below = tl.cumsum(high, 1) + (low_below >> 32)
+def _lane(x, at, AXIS: tl.constexpr):
+    """x at one place of each draw: one exchange in its warp, where a sum over lanes takes five."""
+    if AXIS == 0:
+        return tl.sum(tl.gather(x, tl.zeros([1], tl.int32) + at, 0), 0)
+    else:
+        return tl.gather(x, at, 1)
+
+
+@triton.jit
+def _descend(index, rest1, rest0, high, low, LOG_FANOUT: tl.constexpr, AXIS: tl.constexpr):
+    """`reference._descend` for [DRAWS, 1] masses over [DRAWS, FANOUT] children, or for scalars over [FANOUT]."""
+    low_below = tl.cumsum(low, AXIS)
+    high_below = tl.cumsum(high, AXIS) + (low_below >> 32)
     low_below = low_below & 0xFFFFFFFF
     passed = (high_below < rest1) | ((high_below == rest1) & (low_below <= rest0))
-    child = tl.minimum(tl.sum(passed.to(tl.int32), 1, keep_dims=True), (1 << LOG_FANOUT) - 1)
-    # What the children before it weigh is in its neighbour's lane: one exchange, where another sum would take five.
+    child = tl.minimum(tl.sum(passed.to(tl.int32), AXIS, keep_dims=AXIS == 1), (1 << LOG_FANOUT) - 1)
     before = tl.maximum(child - 1, 0)
-    rest0 -= tl.where(child > 0, tl.gather(low_below, before, 1), 0)
-    rest1 += (rest0 >> 32) - tl.where(child > 0, tl.gather(high_below, before, 1), 0)
+    rest0 -= tl.where(child > 0, _lane(low_below, before, AXIS), 0)
+    rest1 += (rest0 >> 32) - tl.where(child > 0, _lane(high_below, before, AXIS), 0)
     return (index << LOG_FANOUT) + child, rest1, rest0 & 0xFFFFFFFF
 
 
@@ -275,12 +283,23 @@ def stratum(bits, k, n):
 
 @triton.jit
 def children(nodes_ptr, first, FANOUT: tl.constexpr, DRAWS: tl.constexpr):
-    """Digits (high, low) of the FANOUT nodes from `first` [DRAWS, 1] on, [DRAWS, FANOUT].
+    """Digits (high, low) of the FANOUT nodes from `first` on: [DRAWS, 1], or a scalar if DRAWS is 0.
 
     Both digits are one access of 16 bytes, which also lays children out along a warp.
     """
-    words = tl.load(nodes_ptr + 2 * first + tl.arange(0, 2 * FANOUT)[None, :])
-    high, low = tl.split(tl.reshape(words, [DRAWS, FANOUT, 2]))
+    if DRAWS == 0:
+        words = tl.reshape(tl.load(nodes_ptr + 2 * first + tl.arange(0, 2 * FANOUT)), [FANOUT, 2])
+    else:
+        words = tl.load(nodes_ptr + 2 * first + tl.arange(0, 2 * FANOUT)[None, :])
+        words = tl.reshape(words, [DRAWS, FANOUT, 2])
+    high, low = tl.split(words)
+    return high, low
+
+
+@triton.jit
+def top_level(nodes_ptr, FANOUT: tl.constexpr, DRAWS: tl.constexpr):
+    first = tl.zeros([], tl.int64) if DRAWS == 0 else tl.zeros([DRAWS, 1], tl.int64)
+    high, low = children(nodes_ptr, first, FANOUT, DRAWS)
     return high, low
 
 
@@ -296,29 +315,31 @@ def draw_leaves(
     LOG_FANOUT: tl.constexpr,
     DRAWS: tl.constexpr,
 ):
-    """Leaves that [DRAWS, 1] words of 64 random bits choose: index, value, and the total's digits, all [DRAWS, 1].
+    """Leaves that words of 64 random bits choose: index, value, and the total's digits; of an empty tree 0, 0, 0, 0.
 
-    `high`, `low` are the top level, which can be read before there are any bits. Of an empty tree all are 0. With a warp
-    a draw no two warps need each other; more warps walk the same way again.
+    DRAWS words [DRAWS, 1] are for a warp each, and no two warps need each other. DRAWS = 0 is one scalar word: every warp
+    walks alone to the same leaf. `high`, `low` are the top level, which can be read before there are any bits.
     """
     FANOUT: tl.constexpr = 1 << LOG_FANOUT
-    index = tl.zeros([DRAWS, 1], tl.int64)
-    total0 = tl.sum(low, 1, keep_dims=True)
-    total1 = tl.sum(high, 1, keep_dims=True) + (total0 >> 32)
+    AXIS: tl.constexpr = 0 if DRAWS == 0 else 1
+    total0 = tl.sum(low, AXIS, keep_dims=AXIS == 1)
+    total1 = tl.sum(high, AXIS, keep_dims=AXIS == 1) + (total0 >> 32)
     total0 = total0 & 0xFFFFFFFF
     rest1, rest0 = _share(bits, total1, total0)
     # A mass below 0 goes into the first child everywhere: an empty tree's walk ends at index 0.
     rest1 = tl.where((total1 | total0) == 0, -1, rest1)
+    index = total1 * 0
     offset = tl.zeros([], tl.int64)
     for above in tl.static_range(LEVELS):
         if above > 0:
             high, low = children(nodes_ptr, offset + (index << LOG_FANOUT), FANOUT, DRAWS)
-        index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
+        index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT, AXIS)
         offset += _level_size(capacity, LOG_FANOUT, LEVELS - above)
-    leaf = tl.load(leaves_ptr + (index << LOG_FANOUT) + tl.arange(0, FANOUT)[None, :])
+    lanes = tl.arange(0, FANOUT)
+    leaf = tl.load(leaves_ptr + (index << LOG_FANOUT) + (lanes if DRAWS == 0 else lanes[None, :]))
     high, low = digits(leaf)
-    index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT)
-    return index, tl.gather(leaf, (index & (FANOUT - 1)).to(tl.int32), 1), total1, total0
+    index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT, AXIS)
+    return index, _lane(leaf, (index & (FANOUT - 1)).to(tl.int32), AXIS), total1, total0
 
 
 @triton.jit
@@ -346,7 +367,7 @@ def _sample_kernel(
     DRAWS: tl.constexpr,
 ):
     """DRAWS warps a program, a draw each: programs count themselves on one word, one after the other."""
-    top_high, top_low = children(nodes_ptr, tl.zeros([DRAWS, 1], tl.int64), 1 << LOG_FANOUT, DRAWS)
+    top_high, top_low = top_level(nodes_ptr, 1 << LOG_FANOUT, DRAWS)
     first = first_draw(offset_ptr, n)
     key = tl.load(seed_ptr) if SEED_IN_MEMORY else seed
     tl.debug_barrier()
