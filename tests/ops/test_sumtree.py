@@ -517,33 +517,42 @@ def test_graph_cycles_draw_anew_and_never_wait():
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_million_cycles_beside_a_busy_stream():
-    """No tile, draw or update may wait for what a full GPU does not start: the test's own timeout is the verdict."""
+    """No tile, draw or update may wait for what a full GPU does not start: the test's own timeout is the verdict.
+
+    The other stream fills every multiprocessor with programs that each end soon; beside long ones, a matrix product's,
+    every launch of this test would wait its 50 us, and a million of them minutes.
+    """
     tree = filled(torch.rand(1 << 20), "cuda")
     top, offset, td_error = torch.ones(1, device="cuda"), start("cuda"), torch.randn(1024, device="cuda").bfloat16()
     index, weights = torch.arange(1024, device="cuda"), torch.rand(300_000, device="cuda")
+    drawn = tree_sample(tree, 1024, 3, start("cuda"))
     cdf = build_cdf(weights)
     want = cdf.clone()
 
     def cycles():
-        for _ in range(50):
+        for _ in range(100):
             tree_update_priorities(tree, index, td_error, top, alpha=0.6)
-            index.copy_(tree_sample(tree, 1024, 3, offset).indices)
+            index.copy_(tree_sample(tree, 1024, 3, offset, out=drawn).indices)
         build_cdf(weights, cdf)
 
     cycles()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         cycles()
-    matrix, other = torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()
-    product = torch.empty_like(matrix)
-    for replay in range(20_000):
+    many, other = torch.zeros(1 << 26, device="cuda"), torch.cuda.Stream()
+    other.wait_stream(torch.cuda.current_stream())
+    busy = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(busy, stream=other):
+        for _ in range(8):
+            many.add_(1)
+    for replay in range(10_000):
         graph.replay()
-        if replay % 2 == 0:
-            with torch.cuda.stream(other):
-                torch.mm(matrix, matrix, out=product)
-        if replay % 1000 == 0:
+        with torch.cuda.stream(other):
+            busy.replay()
+        if replay % 100 == 0:
             torch.cuda.synchronize()  # keeps both queues of a length
     torch.cuda.synchronize()
-    assert offset.item() == 1024 * 50 * 20_001
+    assert many[0].item() == 8 * 10_000
+    assert offset.item() == 1024 * 100 * 10_001
     assert torch.equal(cdf, want)
     assert_fresh(tree)

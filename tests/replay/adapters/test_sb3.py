@@ -58,6 +58,57 @@ def test_priorities_decide_and_weights_follow():
     torch.testing.assert_close(b.weights[positive], torch.full_like(b.weights[positive], 1 / 3), rtol=1e-4, atol=0)
 
 
+def test_n_step_returns_stop_where_episodes_do():
+    """Rewards 1, 2, 4 and gamma 1/2: 1 + 1 + 1 = 3 over three steps; 2 + 2 = 4 where the third ended the episode. A new
+    episode that begins without an end, as `learn` begins one, counts as a truncation."""
+    b = buffer(32, n_steps=3, gamma=0.5)
+
+    def step(obs, reward, done=False, timeout=False):
+        x = np.full((2, 3), obs, np.float32)
+        infos = [{"TimeLimit.truncated": timeout}] * 2
+        b.add(x, x + 1, np.array([1, 2]), np.full(2, reward), np.array([done, done]), infos)
+
+    for obs, reward in ((0, 1), (1, 2), (2, 4)):
+        step(obs, reward, done=obs == 2)
+    step(50, 8)
+    step(51, 16)
+    step(90, 32)  # without an end at 52
+    step(91, 64)
+    batch = b.sample(500)
+    seen = {}
+    fields = (batch.observations[:, 0], batch.rewards[:, 0], batch.next_observations[:, 0], batch.dones[:, 0])
+    for obs, reward, following, done, discount in zip(*fields, b.last_batch.discount, strict=True):
+        seen[obs.item()] = (reward.item(), following.item(), done.item(), discount.item())
+    assert seen == {
+        0.0: (3.0, 3.0, 1.0, 0.0),
+        1.0: (4.0, 3.0, 1.0, 0.0),
+        2.0: (4.0, 3.0, 1.0, 0.0),
+        50.0: (16.0, 52.0, 0.0, 0.25),
+        51.0: (16.0, 52.0, 0.0, 0.5),
+    }
+    if batch.discounts is not None:  # the library's place for it, since 2.7
+        torch.testing.assert_close((1 - batch.dones[:, 0]) * batch.discounts[:, 0], b.last_batch.discount)
+
+
+def test_dqn_takes_n_steps(tmp_path):
+    model = PrioritizedDQN(
+        "MlpPolicy", "CartPole-v1", n_steps=3, gamma=0.9, buffer_size=400, learning_starts=20, seed=0
+    )
+    model.learn(60)
+    model.learn(60)
+    replay = model.replay_buffer.replay
+    assert (replay.n_step, replay.gamma) == (3, 0.9)
+    assert set(model.replay_buffer.sample(200) and model.replay_buffer.last_batch.discount.tolist()) <= {
+        torch.tensor(x, dtype=torch.float32).item() for x in (0.0, 0.9, np.float32(0.9) ** 2, np.float32(0.9) ** 3)
+    }
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "buffer")
+    other = PrioritizedDQN.load(tmp_path / "model", env=gymnasium.make("CartPole-v1"))
+    other.load_replay_buffer(tmp_path / "buffer")
+    assert torch.equal(model.replay_buffer.sample(64).observations, other.replay_buffer.sample(64).observations)
+    other.learn(30)
+
+
 def test_dictionaries_and_normalisation():
     class Env(gymnasium.Env):
         observation_space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Box(0, 255, (3, 3), np.uint8)})
@@ -91,8 +142,6 @@ def test_saving_keeps_draws(tmp_path):
 def test_what_is_not_supported_says_so():
     with pytest.raises(ValueError, match="optimize_memory_usage"):
         buffer(optimize_memory_usage=True)
-    with pytest.raises(ValueError, match="n_steps"):
-        PrioritizedDQN("MlpPolicy", "CartPole-v1", n_steps=3)
     with pytest.raises(ValueError, match="sample"):
         buffer().update_priorities(torch.zeros(3))
 

@@ -317,11 +317,11 @@ def draw_leaves(
 ):
     """Leaves that words of 64 random bits choose: index, value, and the total's digits; of an empty tree 0, 0, 0, 0.
 
-    DRAWS words [DRAWS, 1] are for a warp each, and no two warps need each other. DRAWS = 0 is one scalar word: every warp
-    walks alone to the same leaf. `high`, `low` are the top level, which can be read before there are any bits.
+    DRAWS words [DRAWS, 1] are for a warp each, and no two warps need each other. DRAWS = 0 is one scalar word: every
+    warp walks alone to the same leaf. `high`, `low` are the top level, which can be read before there are any bits.
     """
     FANOUT: tl.constexpr = 1 << LOG_FANOUT
-    AXIS: tl.constexpr = 0 if DRAWS == 0 else 1
+    AXIS: tl.constexpr = 0 if DRAWS == 0 else 1  # ty: ignore[invalid-assignment]
     total0 = tl.sum(low, AXIS, keep_dims=AXIS == 1)
     total1 = tl.sum(high, AXIS, keep_dims=AXIS == 1) + (total0 >> 32)
     total0 = total0 & 0xFFFFFFFF
