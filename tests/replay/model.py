@@ -65,8 +65,10 @@ class Stream:
         self.episode, self.step = [0] * envs, [0] * envs
         self.written = 0
 
-    def add(self, reward, terminated, truncated) -> None:
+    def add(self, reward, terminated, truncated, valid) -> None:
         for e in range(self.envs):
+            if not valid[e]:
+                continue
             p, q = self.head[e], (self.head[e] + 1) % self.ring
             place = (self.episode[e], self.step[e])
             ended = bool(terminated[e] or truncated[e])

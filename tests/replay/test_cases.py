@@ -450,3 +450,52 @@ def test_arrays_and_strided_tensors_are_taken_as_they_are(backend):
     assert buffer.priorities(torch.tensor([1, 2, 3, 5])).tolist() == pytest.approx([3, 4, 5, 6], rel=1e-6)
     buffer.add(x=torch.arange(16)[::2])
     assert sorted(set(buffer.sample(200).x.tolist())) == list(range(0, 16, 2))
+
+
+@CPU
+def test_environments_that_took_no_step_are_left_out(backend):
+    """Environment 1 begins its second episode one step late: its transitions are as if that step had not been."""
+    late = PrioritizedReplay(60, num_envs=2, n_step=2, backend=backend)
+    for t in range(6):
+        skips = t == 3
+        returned = late.add(
+            obs=torch.tensor([[10.0 + t], [20.0 + t - (t > 3)]]),
+            next_obs=torch.tensor([[11.0 + t], [99.0 if skips else 21.0 + t - (t > 3)]]),
+            reward=torch.tensor([1.0, 100.0 if skips else 2.0]),
+            terminated=torch.tensor([False, t == 2]),
+            truncated=torch.tensor([False, skips]),
+            valid=torch.tensor([True, not skips]),
+        )
+        assert (returned < 0).tolist() == [False, skips]
+    batch = late.sample(400)
+    second = batch.obs[:, 0] >= 20
+    triples = {tuple(x) for x in torch.stack([batch.obs, batch.next_obs], 1)[second, :, 0].tolist()}
+    assert triples == {(20.0, 22.0), (21.0, 23.0), (22.0, 23.0), (23.0, 25.0)}
+    assert {round(x, 4) for x in batch.reward[second].tolist()} == {2.0, 3.98}
+    assert len(late) == 5 + 4
+    several = PrioritizedReplay(60, num_envs=2, backend=backend)
+    zeros = torch.zeros(3, 2)
+    slots = several.add(
+        obs=zeros[..., None],
+        next_obs=zeros[..., None],
+        reward=zeros,
+        terminated=zeros > 0,
+        truncated=zeros > 0,
+        valid=torch.tensor([[True, False], [False, False], [True, True]]),
+    )
+    assert slots.tolist() == [[0, -1], [-1, -1], [1, 30]]
+    with pytest.raises(ValueError, match=r"valid must be \(2,\) bool"):
+        several.add(
+            obs=zeros[0, :, None],
+            next_obs=zeros[0, :, None],
+            reward=zeros[0],
+            terminated=zeros[0] > 0,
+            truncated=zeros[0] > 0,
+            valid=torch.ones(3, dtype=torch.bool),
+        )
+
+
+def test_valid_is_a_field_without_environments():
+    buffer = PrioritizedReplay(4)
+    buffer.add(x=torch.arange(2), valid=torch.tensor([True, False]))
+    assert set(buffer.sample(20).valid.tolist()) == {True, False}

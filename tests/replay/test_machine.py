@@ -196,7 +196,8 @@ class StreamMachine(Machine):
     @rule(data=st.data())
     def add(self, data):
         m = self.model
-        kinds = data.draw(st.lists(st.sampled_from("....tuB"), min_size=m.envs, max_size=m.envs))
+        kinds = data.draw(st.lists(st.sampled_from("....tuB-"), min_size=m.envs, max_size=m.envs))
+        valid = [k != "-" for k in kinds]
         terminated, truncated = [k in "tB" for k in kinds], [k in "uB" for k in kinds]
         reward = data.draw(st.lists(st.integers(-4, 4), min_size=m.envs, max_size=m.envs))
         place = [(m.episode[e], m.step[e]) for e in range(m.envs)]
@@ -208,10 +209,13 @@ class StreamMachine(Machine):
             reward=torch.tensor(reward).float(),
             terminated=torch.tensor(terminated),
             truncated=torch.tensor(truncated),
+            valid=None if all(valid) else torch.tensor(valid),
         )
         before = self.model.drawable()
-        m.add(reward, terminated, truncated)
-        assert slots.tolist() == [e * m.ring + m.history[e][-1]["position"] for e in range(m.envs)]
+        m.add(reward, terminated, truncated, valid)
+        assert slots.tolist() == [
+            e * m.ring + m.history[e][-1]["position"] if valid[e] else -1 for e in range(m.envs)
+        ]
         largest = float(self.buffer.max_priority)
         known = {w["number"] for w in before.values()}
         for w in m.drawable().values():
