@@ -213,9 +213,7 @@ class StreamMachine(Machine):
         )
         before = self.model.drawable()
         m.add(reward, terminated, truncated, valid)
-        assert slots.tolist() == [
-            e * m.ring + m.history[e][-1]["position"] if valid[e] else -1 for e in range(m.envs)
-        ]
+        assert slots.tolist() == [e * m.ring + m.history[e][-1]["position"] if valid[e] else -1 for e in range(m.envs)]
         largest = float(self.buffer.max_priority)
         known = {w["number"] for w in before.values()}
         for w in m.drawable().values():

@@ -72,13 +72,13 @@ def build_cdf(weights: Tensor, out: Tensor | None = None, *, backend: _backends.
         backend: "auto" follows the device.
 
     Returns:
-        (n,), like `weights`. Summed in float64, rounded once at the end: at most 2e-7 relative from the serial sum at
-        every element. Never falls, and cdf_i = cdf_{i-1} exactly where w_i = 0, so that no draw can take such an i.
-        The same bits on every run. Between backends they may differ in the last place.
+        (n,), like `weights`. At most 2e-7 relative from the serial float64 sum at every element: a CPU rounds that sum
+        once, a GPU adds four neighbours in float32 first. Never falls, and cdf_i = cdf_{i-1} exactly where w_i = 0, so
+        that no draw can take such an i. The same bits on every run. Between backends they may differ in the last place.
 
     A negative, NaN or infinite weight raises on a CPU, and counts as 0 on a GPU, where raising would have to wait.
 
-    On a GPU this is one pass: tiles publish their sums, and each reads those of the tiles before it (Merrill and
+    On a GPU this is one pass: tiles publish their sums, and each reads those of the tiles before it (after Merrill and
     Garland 2016, "Single-pass parallel prefix scan with decoupled look-back"). Safe in a captured graph.
 
     Raises:
@@ -169,9 +169,9 @@ def draw_segments(
 
     Returns:
         indices (n,) int64; importance (n,) float32; the number of invalid weights, 0-d int64. The draw is exact:
-        weights count in units of 2^-(62 - ceil(log2 N)) of the power of two above the largest, their sums are integers,
-        and 64 random bits choose among them; so indices are the same on every backend and run. A positive weight is
-        never lost: it counts one unit more than that.
+        weights count in units of 2^-(52 - ceil(log2 N)) of the power of two above the largest (52 is 62 for N > 2^14),
+        their sums are integers, and 64 random bits choose among them; so indices are the same on every backend and run.
+        A positive weight is never lost: it counts one unit more than that.
 
     If eps = 0 and all weights are 0: raises on a CPU; on a GPU every index and importance is 0.
     A GPU takes one launch up to N = 16384, and the launches of the PyTorch reference above.

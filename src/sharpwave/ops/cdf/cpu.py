@@ -112,7 +112,7 @@ def _draw_segments(weight, seed, offset, beta, eps, bits, ends, index, importanc
         w = weight[i]
         w = (w if w >= 0.0 and w < np.inf else np.float32(0)) + eps
         if w > 0.0:
-            total += np.int64(np.float64(w) * scale) + 1
+            total += np.int64(np.rint(np.float64(w) * scale)) + 1
         ends[i] = total
     first = offset[0]
     for k in range(index.shape[0]):

@@ -5,8 +5,10 @@ from torch import Tensor
 
 from sharpwave.ops import _philox
 
-# Sums of segment weights are exact in int64: each weight has this many bits less the count's.
-_SUM_BITS = 62
+# Sums of up to this many segment weights are exact in float64 too, of more in int64: a weight has so many bits less
+# the count's.
+SMALL_DRAW = 16384
+_SMALL_BITS, _SUM_BITS = 52, 62
 
 
 def build_cdf(weights: Tensor, out: Tensor) -> None:
@@ -71,7 +73,7 @@ def draw_segments(
     exponent = torch.frexp(w.max()).exponent.clamp(min=-125)
     shift = segment_bits(count) - exponent
     scaled = torch.ldexp(w.double(), shift)
-    units = torch.where(w > 0, scaled.long() + 1, 0)
+    units = torch.where(w > 0, scaled.round().long() + 1, 0)
     ends = torch.cumsum(units, 0)
     total = ends[-1]
 
@@ -86,8 +88,8 @@ def draw_segments(
 
 
 def segment_bits(count: int) -> int:
-    """Bits of the largest weight, so that `count` of them add up below 2^62."""
-    return _SUM_BITS - (count - 1).bit_length()
+    """Bits of the largest weight, so that `count` of them add up to less than 2^53, or 2^63."""
+    return (_SMALL_BITS if count <= SMALL_DRAW else _SUM_BITS) - (count - 1).bit_length()
 
 
 def _multiply_high(w1: Tensor, w0: Tensor, total: Tensor) -> Tensor:

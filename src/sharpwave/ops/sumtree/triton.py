@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sharpwave.ops._philox_triton import MAX_PROGRAMS, count_draws, first_draw, random_bits
+from sharpwave.ops._philox_triton import MAX_PROGRAMS, advance_draws, arrive, random_bits, read_draws
 from sharpwave.ops.sumtree import reference
 
 # Items whose duplicates one launch settles.
@@ -103,12 +103,12 @@ def _update_kernel(
         valid = (tl.abs(value) < float("inf")) | ~keep
         priority = tl.minimum(tl.abs(value) + eps, p_max)
         largest = tl.max(tl.where(keep & valid, priority, 0.0), 0)
-        # Whatever other programs add to it meanwhile is no more than this call's largest, so taking that into account
-        # gives the same number at any time.
-        bound = tl.load(max_priority_ptr)
-        if largest > bound:
+        if largest > 0.0:
             tl.atomic_max(max_priority_ptr, largest, sem="relaxed")
         if tl.min(valid.to(tl.int32), 0) == 0:
+            # Whatever the other programs have added by now is below this call's largest, so taking that into account
+            # gives the same number at any time.
+            bound = tl.load(max_priority_ptr)
             for first in range(0, n, BLOCK_LATER):
                 any_item = first + tl.arange(0, BLOCK_LATER)
                 td = tl.load(values_ptr + any_item, mask=any_item < n, other=float("inf")).to(tl.float32)
@@ -129,38 +129,34 @@ def _update_kernel(
             keep = keep & valid
     old = tl.load(leaves_ptr + index, mask=keep, other=0.0)
 
-    # Read once more as a column: Triton would bring one from the vector above by way of shared memory.
-    own = tl.arange(0, BLOCK)[:, None] + start
-    own_index = tl.load(indices_ptr + own, mask=own < n, other=-1)
-    own_index = tl.where((own_index >= 0) & (own_index < capacity), own_index, -1)
-    if GENERATIONS:
-        own_now = tl.load(generations_ptr + own_index, mask=own_index >= 0, other=-1)
     beaten = tl.zeros([BLOCK], tl.int32)
     for first in range(start, n, BLOCK_LATER):
-        later = first + tl.arange(0, BLOCK_LATER)[None, :]
+        later = first + tl.arange(0, BLOCK_LATER)
         their_index = tl.load(indices_ptr + later, mask=later < n, other=-1)
-        their_index = tl.where((their_index >= 0) & (their_index < capacity), their_index, -2)
-        # Indices within the capacity have 32 bits, and take half the instructions.
-        same = (own_index.to(tl.int32) == their_index.to(tl.int32)) & (own < later)  # [BLOCK, BLOCK_LATER]
+        same = (index[:, None] == their_index[None, :]) & (item[:, None] < later[None, :])  # [BLOCK, BLOCK_LATER]
         # An item that will not be stored beats nobody.
         if GENERATIONS:
             given = tl.load(generation_ptr + later, mask=later < n, other=-1)
-            same = same & (given == own_now)
+            same = same & (given[None, :] == now[:, None])
         if not (CLAMP or FROM_TD):
             theirs = tl.load(values_ptr + later, mask=later < n, other=0.0).to(tl.float32)
-            same = same & _valid(theirs)
+            same = same & _valid(theirs)[None, :]
         beaten = tl.maximum(beaten, tl.max(same.to(tl.int32), 1))
     write = keep & (beaten == 0)
 
     tl.store(leaves_ptr + index, value, mask=write)
     add_change(nodes_ptr, index, value, old, write, capacity, LEVELS, LOG_FANOUT)
 
-    refused = here & ~valid
-    outside = here & ~in_range
-    if tl.max((refused | outside | stale).to(tl.int32), 0) > 0:
-        tl.atomic_add(status_ptr + _INVALID, tl.sum(refused.to(tl.int64), 0), sem="relaxed")
-        tl.atomic_add(status_ptr + _OUT_OF_RANGE, tl.sum(outside.to(tl.int64), 0), sem="relaxed")
-        tl.atomic_add(status_ptr + _STALE, tl.sum(stale.to(tl.int64), 0), sem="relaxed")
+    invalid = tl.sum((here & ~valid).to(tl.int64), 0)
+    outside = tl.sum((here & ~in_range).to(tl.int64), 0)
+    if invalid > 0:
+        tl.atomic_add(status_ptr + _INVALID, invalid, sem="relaxed")
+    if outside > 0:
+        tl.atomic_add(status_ptr + _OUT_OF_RANGE, outside, sem="relaxed")
+    if GENERATIONS:
+        dropped = tl.sum(stale.to(tl.int64), 0)
+        if dropped > 0:
+            tl.atomic_add(status_ptr + _STALE, dropped, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["n", "capacity"])
@@ -283,16 +279,16 @@ def stratum(bits, k, n):
 
 @triton.jit
 def children(nodes_ptr, first, FANOUT: tl.constexpr, DRAWS: tl.constexpr):
-    """Digits (high, low) of the FANOUT nodes from `first` on: [DRAWS, 1], or a scalar if DRAWS is 0.
-
-    Both digits are one access of 16 bytes, which also lays children out along a warp.
-    """
+    """Digits (high, low) of the FANOUT nodes from `first` on: [DRAWS, 1], or a scalar if DRAWS is 0."""
     if DRAWS == 0:
-        words = tl.reshape(tl.load(nodes_ptr + 2 * first + tl.arange(0, 2 * FANOUT)), [FANOUT, 2])
+        node_ptr = nodes_ptr + 2 * (first + tl.arange(0, FANOUT))
+        high = tl.load(node_ptr)
+        low = tl.load(node_ptr + 1)
     else:
+        # Both digits are one access of 16 bytes, which lays the children out along a warp; by two, Triton would lay the
+        # draws along it, and every sum over children would go through shared memory.
         words = tl.load(nodes_ptr + 2 * first + tl.arange(0, 2 * FANOUT)[None, :])
-        words = tl.reshape(words, [DRAWS, FANOUT, 2])
-    high, low = tl.split(words)
+        high, low = tl.split(tl.reshape(words, [DRAWS, FANOUT, 2]))
     return high, low
 
 
@@ -367,13 +363,10 @@ def _sample_kernel(
     DRAWS: tl.constexpr,
 ):
     """DRAWS warps a program, a draw each: programs count themselves on one word, one after the other."""
+    first = read_draws(offset_ptr)
     top_high, top_low = top_level(nodes_ptr, 1 << LOG_FANOUT, DRAWS)
-    first = first_draw(offset_ptr, n)
     key = tl.load(seed_ptr) if SEED_IN_MEMORY else seed
-    tl.debug_barrier()
-    count_draws(offset_ptr, n)
-    # Lane 0 of each warp stores what its warp holds; for one column alone Triton would gather it in another warp first.
-    lanes = tl.arange(0, 1 << LOG_FANOUT)[None, :]
+    ticket = arrive(offset_ptr, 32 * DRAWS)
     for block in range(tl.program_id(0), tl.cdiv(n, DRAWS), tl.num_programs(0)):
         k = block * DRAWS + tl.arange(0, DRAWS).to(tl.int64)[:, None]
         bits = random_bits(key, first + k)
@@ -382,15 +375,13 @@ def _sample_kernel(
         index, value, total1, total0 = draw_leaves(
             leaves_ptr, nodes_ptr, top_high, top_low, bits, capacity, LEVELS, LOG_FANOUT, DRAWS
         )
-        mine = (lanes == 0) & (k < n)  # [DRAWS, FANOUT]
-        tl.store(indices_ptr + k + lanes, tl.broadcast_to(index, mine.shape), mask=mine)
-        tl.store(values_ptr + k + lanes, tl.broadcast_to(value, mine.shape), mask=mine)
+        tl.store(indices_ptr + k, index, mask=k < n)
+        tl.store(values_ptr + k, value, mask=k < n)
         if block == 0:
-            tl.store(
-                total_ptr + k + lanes, tl.broadcast_to(total_value(total1, total0), mine.shape), mask=mine & (k == 0)
-            )
-            none = mine & (k == 0) & ((total1 | total0) == 0)
-            tl.atomic_add(status_ptr + _EMPTY + k + lanes, none.to(tl.int64), mask=none, sem="relaxed")
+            tl.store(total_ptr + k, total_value(total1, total0), mask=k == 0)
+            empty = (k == 0) & ((total1 | total0) == 0)
+            tl.atomic_add(status_ptr + _EMPTY + k, empty.to(tl.int64), mask=empty, sem="relaxed")
+    advance_draws(offset_ptr, first, ticket, n, tl.num_programs(0), 32 * DRAWS)
 
 
 def tree_update(
@@ -455,7 +446,7 @@ def _launch_update(
     p_max=0.0,
     block=8,
     later=1024,
-    warps=4,
+    warps=8,
 ):
     levels, log_fanout = _shape(capacity, fanout)
     n = indices.numel()

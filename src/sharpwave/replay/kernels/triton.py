@@ -64,25 +64,19 @@ def _copy_two(from_a, to_a, from_b, to_b, WORDS: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def _short_rows(ptrs, row, SHAPES: tl.constexpr, LONGEST: tl.constexpr):
-    """One row of each field of at most LONGEST words. SHAPES: a block, words, and bytes a word of each."""
-    rows = ()
+def _copy_each(from_ptrs, from_row, to_ptrs, to_row, SHAPES: tl.constexpr, LONGEST: tl.constexpr):
+    """One row of several fields. SHAPES: a block, words and bytes a word of each; the short ones all in flight."""
+    held = ()
     for f in tl.static_range(len(SHAPES)):
         if SHAPES[f][1] <= LONGEST:
-            row_ptr = _row(ptrs[f], row, SHAPES[f][1], SHAPES[f][2])
-            rows = rows + (_words(row_ptr, 0, SHAPES[f][1], SHAPES[f][0]),)  # noqa: RUF005 (Triton's tuples)
+            row_ptr = _row(from_ptrs[f], from_row, SHAPES[f][1], SHAPES[f][2])
+            held = held + (_words(row_ptr, 0, SHAPES[f][1], SHAPES[f][0]),)  # noqa: RUF005 (Triton's tuples)
         else:
-            rows = rows + (0,)  # noqa: RUF005
-    return rows
-
-
-@triton.jit
-def _put_rows(rows, from_ptrs, from_row, to_ptrs, to_row, SHAPES: tl.constexpr, LONGEST: tl.constexpr):
-    """Store `_short_rows`, and copy the longer ones."""
+            held = held + (0,)  # noqa: RUF005
     for f in tl.static_range(len(SHAPES)):
         to_ptr = _row(to_ptrs[f], to_row, SHAPES[f][1], SHAPES[f][2])
         if SHAPES[f][1] <= LONGEST:
-            _put(to_ptr, 0, rows[f], SHAPES[f][1], SHAPES[f][0])
+            _put(to_ptr, 0, held[f], SHAPES[f][1], SHAPES[f][0])
         else:
             row_ptr = _row(from_ptrs[f], from_row, SHAPES[f][1], SHAPES[f][2])
             for start in tl.range(0, SHAPES[f][1], SHAPES[f][0]):
@@ -161,11 +155,11 @@ def _sample_kernel(
     `fields` are copied by the item's slot, `seen_fields` twice, as stacks of FRAMES before and after the window.
     """
     k = tl.program_id(0).to(tl.int64)
-    high, low = top_level(nodes_ptr, 1 << LOG_FANOUT, 0)
     first = tl.load(offset_ptr) & _LOWER
     bits = random_bits(tl.load(seed_ptr), first + k)
     if STRATIFIED:
         bits = stratum(bits, k, n)
+    high, low = top_level(nodes_ptr, 1 << LOG_FANOUT, 0)
     slot, value, total1, total0 = draw_leaves(leaves_ptr, nodes_ptr, high, low, bits, capacity, LEVELS, LOG_FANOUT, 0)
     total = total_value(total1, total0)
     drawn = value > 0.0
@@ -176,12 +170,17 @@ def _sample_kernel(
     lanes = tl.arange(0, THREADS)
     tickets = tl.atomic_add(offset_ptr + lanes * 0, lanes.to(tl.int64) * 0 + (1 << 48), mask=lanes == 0, sem="acq_rel")
 
-    # Loads first: a store waits for what it stores, and no load passes it.
-    rows = _short_rows(fields, slot, SHAPES, LONGEST)
     generation = tl.load(generation_ptr + slot)
-    written = tl.load(counters_ptr + _WRITTEN) & _LOWER
+    generation = tl.where(drawn, generation, _NOT_DRAWN)
+    tl.store(generations_ptr + k, generation)
+    probability = (value.to(tl.float64) / tl.where(total > 0.0, total, 1.0)).to(tl.float32)
+    tl.store(probabilities_ptr + k, probability)
+    if drawn:
+        age = (tl.load(counters_ptr + _WRITTEN) & _LOWER) - 1 - generation
+        tl.atomic_add(counters_ptr + _AGE, age, sem="relaxed")
     if DISCOUNT and not WINDOWS:
         ends = tl.load(terminated_ptr + slot) != 0
+        tl.store(discount_ptr + k, tl.where(ends, 0.0, gamma))
     if WINDOWS:
         # There are fewer than 2^31 slots: 32 bits suffice, and take a fraction of the time in a division.
         position = slot.to(tl.int32) % ring
@@ -193,15 +192,16 @@ def _sample_kernel(
         length = 1
         for j in tl.static_range(1, SPAN):
             at = base + _wrapped(position + j, ring)
-            reward = tl.load(reward_ptr + at)
-            ends_terminal = tl.load(terminated_ptr + at) != 0
-            ends_cut = tl.load(truncated_ptr + at) != 0
             goes_on = (length == j) & ~(terminated | truncated)
-            result += tl.where(goes_on, power * reward, 0.0)
-            terminated = tl.where(goes_on, ends_terminal, terminated)
-            truncated = tl.where(goes_on, ends_cut, truncated)
+            result += tl.where(goes_on, power * tl.load(reward_ptr + at), 0.0)
+            terminated = tl.where(goes_on, tl.load(terminated_ptr + at) != 0, terminated)
+            truncated = tl.where(goes_on, tl.load(truncated_ptr + at) != 0, truncated)
             power = tl.where(goes_on, power * gamma, power)
             length += goes_on.to(tl.int32)
+        tl.store(return_ptr + k, result)
+        tl.store(discount_ptr + k, tl.where(terminated, 0.0, power))
+        tl.store(last_terminated_ptr + k, terminated.to(tl.uint8))
+        tl.store(last_truncated_ptr + k, truncated.to(tl.uint8))
         following = _wrapped(position + length, ring)
         step = 0
         step_after = 0
@@ -221,18 +221,7 @@ def _sample_kernel(
                     SEEN_SHAPES[f][1],
                     SEEN_SHAPES[f][0],
                 )
-        tl.store(return_ptr + k, result)
-        tl.store(discount_ptr + k, tl.where(terminated, 0.0, power))
-        tl.store(last_terminated_ptr + k, terminated.to(tl.uint8))
-        tl.store(last_truncated_ptr + k, truncated.to(tl.uint8))
-    if DISCOUNT and not WINDOWS:
-        tl.store(discount_ptr + k, tl.where(ends, 0.0, gamma))
-    tl.store(generations_ptr + k, tl.where(drawn, generation, _NOT_DRAWN))
-    probability = (value.to(tl.float64) / tl.where(total > 0.0, total, 1.0)).to(tl.float32)
-    tl.store(probabilities_ptr + k, probability)
-    _put_rows(rows, fields, slot, outs, k, SHAPES, LONGEST)
-    if drawn:
-        tl.atomic_add(counters_ptr + _AGE, written - 1 - generation, sem="relaxed")
+    _copy_each(fields, slot, outs, k, SHAPES, LONGEST)
 
     if tl.max(tl.where(lanes == 0, tickets >> 48, -1), 0) == n - 1:
         if OWN_BETA:
@@ -314,8 +303,6 @@ def _add_kernel(
     head = tl.load(head_ptr)
     for i in range(tl.program_id(0), n, tl.num_programs(0)):
         k = tl.cast(i, tl.int64)
-        rows = _short_rows(given, k, SHAPES, LONGEST)
-        next_rows = _short_rows(next_given, k, NEXT_SHAPES, LONGEST)
         if ENVS:
             position = tl.load(head_ptr + k)
             base = k * ring
@@ -356,14 +343,13 @@ def _add_kernel(
                 tl.store(step_ptr + slot, step.to(tl.int32))
                 tl.store(head_ptr + k, _wrapped(position + 1 + ended.to(tl.int64), ring))
                 tl.store(episode_step_ptr + k, tl.where(ended, 0, step + 1))
-                after = base + _wrapped(position + 1, ring)
-                _put_rows(next_rows, next_given, k, next_fields, after, NEXT_SHAPES, LONGEST)
-                _put_rows(rows, given, k, fields, slot, SHAPES, LONGEST)
+                _copy_each(next_given, k, next_fields, base + _wrapped(position + 1, ring), NEXT_SHAPES, LONGEST)
+                _copy_each(given, k, fields, slot, SHAPES, LONGEST)
             else:
                 tl.store(slots_ptr + k, tl.full([], -1, tl.int64))
         else:
             tl.store(slots_ptr + k, slot)
-            _put_rows(rows, given, k, fields, slot, SHAPES, LONGEST)
+            _copy_each(given, k, fields, slot, SHAPES, LONGEST)
     tl.debug_barrier()
     written_ptr = counters_ptr + _WRITTEN
     ticket = tl.atomic_add(written_ptr, 1 << 48, sem="relaxed") >> 48
