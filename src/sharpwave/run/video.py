@@ -154,8 +154,8 @@ def _make(name: str, options: Mapping[str, Any], device: torch.device | str) -> 
     for asking in ({"render_mode": "rgb_array", "vectorization_mode": "sync"}, {"render_mode": "rgb_array"}, {}):
         try:
             return envs.make(name, 1, device, **{**options, **asking})
-        except (ValueError, TypeError) as error:
-            reason = error
+        except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
+            reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
     raise UserError(f"--env {name} cannot be made: {reason}")
 
 
