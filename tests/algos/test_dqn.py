@@ -599,6 +599,10 @@ class TestConfig:
             trainer(**changes)
         assert "\n" not in str(caught.value)
 
+    def test_a_trainer_that_only_plays_holds_no_large_replay(self):
+        config = DQNConfig(env="sharpwave/CartPole", **SMALL).for_playing()
+        assert DQN(config).replay.capacity == 4 * (3 + 1 + 2)
+
     @pytest.mark.parametrize(
         "env, words",
         [(Target(4), "continuous actions"), (Masked(4), "action masks"), (None, "2 heads of actions")],

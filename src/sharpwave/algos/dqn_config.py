@@ -180,17 +180,26 @@ class DQNConfig(RunConfig):
                 f"--total-steps must be at least one epoch of {self.batch} ({self.num_envs} environments x epoch-steps "
                 f"{self.epoch_steps}); got {self.total_steps}: raise it, or lower --num-envs or --epoch-steps"
             )
-        least = self.num_envs * (self.n_step + self.frame_stack + 2)
-        if self.buffer_size < least:
+        if self.buffer_size < self.least_buffer:
             raise UserError(
-                f"--buffer-size must be at least {least}, n-step + frame-stack + 2 steps of each environment; got "
-                f"{self.buffer_size}"
+                f"--buffer-size must be at least {self.least_buffer}, n-step + frame-stack + 2 steps of each "
+                f"environment; got {self.buffer_size}"
             )
         if self.learning_starts >= self.total_steps:
             raise UserError(
                 f"--learning-starts {self.learning_starts} is not below --total-steps {self.total_steps}, so that "
                 "nothing would be trained: lower it"
             )
+
+    def for_playing(self) -> "DQNConfig":
+        """With the smallest replay: one that was trained with a large one plays on a small machine."""
+        return dataclasses.replace(self, buffer_size=self.least_buffer)
+
+    @property
+    def least_buffer(self) -> int:
+        """Transitions that the replay must hold at least."""
+        assert self.num_envs is not None
+        return self.num_envs * (self.n_step + self.frame_stack + 2)
 
     @property
     def batch(self) -> int:

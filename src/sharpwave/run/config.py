@@ -56,6 +56,10 @@ class RunConfig:
     """CPU threads of PyTorch and of the CPU kernels (>= 1). More pay for wide networks on idle cores only: where
     another process takes one of the cores, every thread waits for the one that lost its own."""
 
+    def for_playing(self) -> Any:
+        """These settings for a trainer that only plays, without what takes memory to train."""
+        return self
+
     def validate(self) -> None:
         """Raise ValueError, one line, for a value out of range."""
         for name in ("log_interval", "checkpoint_interval", "keep_checkpoints", "threads"):

@@ -31,7 +31,7 @@ def _loss(q, action, chooser, following, reward, discount, weight, huber, td_err
         td = reward[i] + discount[i] * following[i, _best(chooser[i])] - q[i, action[i]]
         size = abs(td)
         # A NaN must reach the loss, and min() may drop it.
-        inside = size if size <= huber or size != size else huber
+        inside = huber if size > huber else size
         td_error[i] = td
         loss += np.float64(weight[i]) * inside * (size - 0.5 * inside)
         high, low = q[i, 0], q[i, 0]
