@@ -14,6 +14,7 @@ from sharpwave.algos.ppo import PPO, PPOConfig
 from sharpwave.algos.ppo_metrics import UpdateMetrics
 from sharpwave.algos.segments import segment_advantage
 from sharpwave.envs.cartpole import CartPole
+from sharpwave.envs.synthetic import Synthetic
 from sharpwave.ops.advantage import puff_advantage
 from sharpwave.run import environment
 from sharpwave.run.checkpoint import flatten, unflatten
@@ -109,6 +110,24 @@ class TestRollout:
             step = copy.step(s.action[:, u, 0])
         want = agent.policy.step(step.next_obs[i : i + 1], before).value
         assert s.next_value[i, t].item() == pytest.approx(want.item(), abs=1e-6)
+
+    @pytest.mark.parametrize("make", [lambda: CartPole(8, max_episode_steps=5), lambda: Synthetic(8, length=4)])
+    def test_observations_are_the_environments(self, make):
+        """Two rollouts; at the last step the bootstrap reads the true next observation, though the episode ended."""
+        agent, copy = trainer(make(), horizon=10, minibatch=40), make()
+        obs = copy.reset(ppo.seeding.stream_seed(0, 0, "env")).obs
+        s = agent.segments
+        for _ in range(2):
+            agent._rollout()
+            for t in range(10):
+                assert torch.equal(s.obs[:, t], obs)
+                step = copy.step(s.action[:, t, 0])
+                obs = step.obs
+            assert torch.equal(agent.obs, obs) and torch.equal(agent.begins, step.begins)
+            before = agent.policy(s.obs, s.state, s.reset).state
+            assert torch.allclose(s.next_value[:, -1], agent.policy.step(step.next_obs, before).value, atol=1e-6)
+            ended = step.terminated | step.truncated
+            assert ended.any() and not torch.equal(step.next_obs[ended], obs[ended])
 
     def test_environments_do_not_meet(self):
         """Perturbing segment 0's observations leaves the outputs of the others as they were."""

@@ -178,6 +178,25 @@ class TestEpisodeStats:
         state["count"].fill_(99)
         assert again.read().episodes == stats.read().episodes
 
+    @pytest.mark.parametrize("n, window", [(1, 1), (5, 3), (600, 700), (1100, 100)])
+    def test_triton_launch_is_the_many(self, n, window, gen):
+        """The GPU's kernel, blocks that count the ends before theirs included, against the operations it stands for."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        many, one = EpisodeStats(n, device, window), EpisodeStats(n, device, window)
+        many._triton, one._triton = False, True
+        for k in range(5):
+            flags = torch.rand(3, n, generator=gen) < torch.tensor([[0.2], [0.1], [0.8]])
+            terminated, truncated, valid = (x.to(device) for x in flags)
+            reward = torch.randint(0, 9, (n,), generator=gen).float().to(device)
+            step = Step(reward, reward, terminated, truncated, reward, valid if k % 2 else None)
+            many.update(step)
+            one.update(step)
+            for name, want in many._tensors().items():
+                kept = many.window if name in ("returns", "lengths") else None
+                got = one._tensors()[name]
+                assert torch.equal(got[:kept] if kept else got, want[:kept] if kept else want), name
+        assert int(one._count) > many.window or n == 1
+
     def test_errors(self):
         with pytest.raises(ValueError, match="window"):
             EpisodeStats(2, window=0)

@@ -184,6 +184,28 @@ class TestEveryNative:
         assert torch.equal(a.reset(3).obs, build().reset(3).obs), "reset forgets what went before"
         assert not torch.equal(a.reset(3).obs, a.reset(4).obs)
 
+    def test_written_where_it_is_wanted(self, build):
+        """The observation in a column of a rollout, everything else the same, true final observations included."""
+        env, other = build(), build()
+        env.reset(3)
+        other.reset(3)
+        rollout = torch.full((env.num_envs, 51, *env.observation.shape), 7).to(env.observation.dtype)
+        untouched = rollout[:, 50].clone()
+        ended = 0
+        for t, action in enumerate(random_actions(env, 50)):
+            step = env.step(action, out=rollout[:, t])
+            want = other.step(action)
+            assert_equal_steps(step, want)
+            assert step.obs.data_ptr() == rollout[:, t].data_ptr()
+            ended += int((want.terminated | want.truncated).sum())
+        assert ended and torch.equal(rollout[:, 50], untouched)
+        step, want = env.step(action, out=rollout[:, 50], need_next_obs=False), other.step(action)
+        assert_equal_steps(step._replace(next_obs=want.next_obs), want)
+        with pytest.raises(ValueError, match="out must have shape"):
+            env.step(action, out=rollout)
+        with pytest.raises(TypeError, match="out must be"):
+            env.step(action, out=rollout[:, 0].to(torch.complex64))
+
     def test_saved_and_continued_bit_for_bit(self, build):
         env, again = build(), build()
         env.reset(0)
@@ -285,6 +307,26 @@ class TestSynthetic:
         goes_on = ~step.terminated
         assert torch.equal(env._row[goes_on], ((row + 1 + action) % 10)[goes_on])
         assert torch.equal(step.obs, env._table[env._row])
+
+    def test_triton_launch_is_the_many(self):
+        """The GPU's kernel against the operations it stands for; rows of `out` lie apart, or columns too."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        many, one = (Synthetic(9, device, observation_size=5, num_actions=3, length=4, rows=7) for _ in range(2))
+        many._triton, one._triton = False, True
+        assert torch.equal(many.reset(1).obs, one.reset(1).obs)
+        for t, action in enumerate(random_actions(many, 12)):
+            room = torch.full((2, 9, 3, 5), torch.nan, device=device)
+            if t % 3 == 0:
+                room = torch.full((2, 9, 5, 3), torch.nan, device=device).transpose(2, 3)
+            want = many.step(action, out=room[0, :, 1])
+            got = one.step(action, out=room[1, :, 1])
+            assert_equal_steps(got, want)
+            assert want.truncated.dtype == got.truncated.dtype == torch.bool
+            assert room[:, :, 0].isnan().all() and room[:, :, 2].isnan().all()
+            for name, tensor in many._kept.items():
+                assert torch.equal(one._kept[name], tensor), name
+        got = one.step(action, out=room[1, :, 1], need_next_obs=False)
+        assert torch.equal(got.obs, many.step(action).obs)
 
     @pytest.mark.parametrize("options", [{"num_actions": 1}, {"rows": 0}, {"length": 0}, {"observation_size": 0}])
     def test_options(self, options):

@@ -27,6 +27,18 @@ def test_steps_equal_the_segment(action, layers, gen):
     assert whole.params.shape == (4, 9, policy.actions.width) and whole.params.dtype == torch.float32
 
 
+@pytest.mark.parametrize("layers", [0, 2])
+def test_a_step_reads_a_rollouts_column_and_writes_the_state_in_place(layers, gen):
+    policy = Policy(FLAT, Discrete((3,)), hidden=16, layers=layers)
+    rollout = torch.randn(4, 9, 5, generator=gen)
+    state = torch.randn(layers, 4, 16, generator=gen)
+    want = policy.step(rollout[:, 3].contiguous(), state)
+    with torch.no_grad():
+        got = policy.step(rollout[:, 3], state, out_state=state)
+    assert got.state is state and torch.allclose(state, want.state, atol=1e-6)
+    assert torch.allclose(got.params, want.params, atol=1e-6) and torch.allclose(got.value, want.value, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "kind, shape, dtype",
     [

@@ -41,11 +41,14 @@ def test_matches_reference(backend, device, shape, multiple, dtypes):
 def test_opcheck():
     args = (torch.randn(4, 3, 5), torch.tensor([1, 1]), torch.bfloat16, 8)
     torch.library.opcheck(torch.ops.sharpwave.gather_rows.default, args)
+    every = (torch.randn(4, 3, 8), None, torch.float32, 8)
+    torch.library.opcheck(torch.ops.sharpwave.gather_rows.default, every)
 
 
 @pytest.mark.parametrize(
     "source, index, keywords, error, words",
     [
+        (torch.zeros(3, 2), None, dict(out=torch.zeros(3, 4)[:, ::2]), ValueError, "out must be of contiguous rows"),
         (torch.zeros(3), torch.tensor([0]), {}, ValueError, "source must have at least two"),
         (torch.zeros(3, 2), torch.tensor([[0]]), {}, ValueError, r"index must be \(M,\)"),
         (torch.zeros(3, 2), torch.tensor([0.0]), {}, TypeError, "index must be int64"),
@@ -65,6 +68,22 @@ def test_out_is_written_and_returned(backend, device):
     index = torch.tensor([2, 0], device=device)
     assert gather_rows(source, index, multiple=8, out=out, backend=backend) is out
     assert torch.equal(out, gather_rows(source, index, multiple=8, backend="reference"))
+
+
+@backends("reference", "triton")
+@pytest.mark.parametrize("indexed", [False, True])
+def test_rows_may_lie_apart_in_source_and_out(backend, device, indexed):
+    """The rows of one time step in a rollout, read and written; without an index every row in order."""
+    rollout = torch.randn(5, 3, 2, 7, generator=torch.Generator().manual_seed(0)).to(device)
+    index = torch.tensor([4, 0, 0], device=device) if indexed else None
+    want = torch.nn.functional.pad(rollout[:, 1] if index is None else rollout[index, 1], (0, 1))
+    got = gather_rows(rollout[:, 1], index, multiple=8, backend=backend)
+    assert torch.equal(got, want) and got.is_contiguous()
+    room = torch.full((len(want), 4, 2, 8), torch.nan, device=device)
+    gather_rows(rollout[:, 1], index, multiple=8, out=room[:, 2], backend=backend)
+    assert torch.equal(room[:, 2], want) and room[:, [0, 1, 3]].isnan().all()
+    plain = gather_rows(rollout, backend=backend)
+    assert torch.equal(plain, rollout) and plain.data_ptr() != rollout.data_ptr()
 
 
 @backends("reference", "triton")

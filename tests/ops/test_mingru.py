@@ -145,6 +145,27 @@ def test_steps_are_the_scan(backend, device):
     assert torch.equal(with_none, mingru_step(combined[:, 0], state, x[:, 0], no, backend=backend)[0])
 
 
+@ALL
+@pytest.mark.parametrize("b", [3, 300])
+def test_the_next_state_is_written_where_it_is_wanted(backend, device, b):
+    if b == 300 and backend == "triton" and device == "cpu":
+        pytest.skip("the interpreter takes a millisecond a step")
+    combined, state, x, reset, *_ = inputs(b, 1, 128, p_reset=0.3, device=device)
+    step = (combined[:, 0], state, x[:, 0], reset[:, 0])
+    want = mingru_step(*step, backend=backend)
+    room = torch.full_like(state, math.nan)
+    out, last = mingru_step(*step, out_state=room, backend=backend)
+    assert last is room
+    assert_same_bits((out, last), want)
+    out, last = mingru_step(*step, out_state=state, backend=backend)
+    assert last is state
+    assert_same_bits((out, last), want)
+    with pytest.raises(ValueError, match="out_state must be contiguous"):
+        mingru_step(*step, out_state=room[:, :5], backend=backend)
+    with pytest.raises(ValueError, match="out_state has no gradient"):
+        mingru_step(step[0].requires_grad_(), *step[1:], out_state=room, backend=backend)
+
+
 @COMPILED
 def test_a_large_step_is_the_scan(backend, device):
     combined, state, x, reset, *_ = inputs(300, 1, 128, p_reset=0.3, device=device)

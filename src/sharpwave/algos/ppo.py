@@ -146,31 +146,25 @@ class PPO:
         config, s = self.config, self.segments
         s.ratio.fill_(1)
         s.state.copy_(self.state)
+        s.obs[:, 0] = self.obs
         for t in range(config.horizon):
-            out, sample = self._act(self.obs, self.state, self._reset_flag(t), self.mask)
-            s.obs[:, t] = self.obs
-            s.action[:, t] = sample.action
-            s.logprob[:, t] = sample.logprob
-            s.value[:, t] = out.value
-            s.reset[:, t] = self.begins
+            last = t == config.horizon - 1
+            out, sample = self._act(s.obs[:, t], self.state, self._reset_flag(t), self.mask, out_state=self.state)
             if s.mask is not None and self.mask is not None:
                 s.mask[:, t] = self.mask
 
-            step = self.env.step(self.policy.actions.to_env(sample.action))
+            # In place, here as for the state and the flags: a captured rollout goes on where the last one stopped.
+            step = self.env.step(
+                self.policy.actions.to_env(sample.action),
+                out=self.obs if last else s.obs[:, t + 1],
+                need_next_obs=last or self.env.may_truncate,
+            )
             reward = step.reward
             if self.reward_normalizer is not None:
                 reward = self.reward_normalizer(reward, step.terminated | step.truncated)
-            s.reward[:, t] = self._scale(reward)
-            s.terminated[:, t] = step.terminated
-            s.truncated[:, t] = step.truncated
-            if s.valid is not None and step.valid is not None:
-                s.valid[:, t] = step.valid
-            self._bootstrap(t, step, out.state)
+            s.record(t, sample, out.value, step, self._scale(reward), self.begins)
+            self._bootstrap(t, step)
             self.episodes.update(step)
-            # In place, so that a captured rollout goes on where the last one stopped.
-            self.obs.copy_(step.obs)
-            self.state.copy_(out.state)
-            self.begins.copy_(step.begins)
             if self.mask is not None and step.action_mask is not None:
                 self.mask.copy_(step.action_mask)
 
@@ -240,9 +234,17 @@ class PPO:
         """e"""
         self.segments.gather(self.index, advantage, self.policy, self.batch)
 
-    def _act(self, obs: Tensor, state: Tensor, reset: Tensor | None, mask: Tensor | None, deterministic: bool = False):
+    def _act(
+        self,
+        obs: Tensor,
+        state: Tensor,
+        reset: Tensor | None,
+        mask: Tensor | None,
+        deterministic: bool = False,
+        out_state: Tensor | None = None,
+    ):
         with self._autocast():
-            out = self.policy.step(obs, state, reset)
+            out = self.policy.step(obs, state, reset, out_state)
         return out, self.policy.sample(out.params, mask, self.generator, deterministic)
 
     def _autocast(self):
@@ -254,10 +256,11 @@ class PPO:
 
     def _scale(self, reward: Tensor) -> Tensor:
         limit = 1.0 if self.config.puffer_compat else self.config.reward_clip
-        reward = reward * self.config.reward_scale
+        if self.config.reward_scale != 1:
+            reward = reward * self.config.reward_scale
         return reward if limit is None else reward.clamp(-limit, limit)
 
-    def _bootstrap(self, t: int, step: Step, state: Tensor) -> None:
+    def _bootstrap(self, t: int, step: Step) -> None:
         """Store V(next_obs_t) where `puff_advantage` will read it: at truncations, and at the last step."""
         next_value = self.segments.next_value[:, t]
         if not self.env.may_truncate and t < self.config.horizon - 1:
@@ -265,11 +268,11 @@ class PPO:
         if t == self.config.horizon - 1 or self.device.type != "cpu":
             # On an accelerator all are computed: looking which are needed would wait for the device.
             with self._autocast():
-                next_value.copy_(self.policy.step(step.next_obs, state).value)
+                next_value.copy_(self.policy.step(step.next_obs, self.state).value)
         elif step.truncated.any():
             which = step.truncated.nonzero().squeeze(1)
             with self._autocast():
-                next_value[which] = self.policy.step(step.next_obs[which], state[:, which]).value
+                next_value[which] = self.policy.step(step.next_obs[which], self.state[:, which]).value
 
     def _set_schedules(self) -> None:
         config = self.config

@@ -1,5 +1,6 @@
 """What a rollout leaves behind, and what the updates compute from it alone."""
 
+import importlib.util
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -7,10 +8,13 @@ import torch
 from torch import Tensor
 
 from sharpwave.algos.ppo_config import PPOConfig
-from sharpwave.envs.base import Discrete, VectorEnv
+from sharpwave.envs.base import Discrete, Step, VectorEnv
 from sharpwave.nn import Policy
+from sharpwave.nn.actions import Sample
 from sharpwave.ops.advantage import advantage_and_priority
 from sharpwave.ops.gather import gather_fields
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 @dataclass
@@ -68,6 +72,24 @@ class Segments:
             valid=new(dtype=torch.bool) if env.may_skip else None,
             mask=new(policy.actions.width, dtype=torch.bool) if masked else None,
         )
+
+    def record(self, t: int, sample: Sample, value: Tensor, step: Step, reward: Tensor, begins: Tensor) -> None:
+        """Store step t but for its observation and mask: the draw, V(obs_t), its end, and the `reward` to train on.
+
+        begins: (N,) bool, whether obs_t is the first of an episode; then set to whether obs_{t+1} is.
+        """
+        into = (self.action, self.logprob, self.value, self.reward, self.terminated, self.truncated, self.reset)
+        if _HAS_TRITON and self.value.is_cuda:
+            from sharpwave.algos._record_triton import record
+
+            record(*sample, value, reward, step.terminated, step.truncated, step.valid, begins, into, self.valid, t)
+            return
+        fresh = (sample.action, sample.logprob, value, reward, step.terminated, step.truncated, begins)
+        for column, x in zip(into, fresh, strict=True):
+            column[:, t] = x
+        if self.valid is not None and step.valid is not None:
+            self.valid[:, t] = step.valid
+        begins.copy_(step.begins)
 
     def batch(self, draws: int, policy: Policy, dtype: torch.dtype) -> "Minibatch":
         """Room for `draws` segments, as the policy reads them best in `dtype`."""

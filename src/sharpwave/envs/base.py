@@ -209,13 +209,16 @@ class VectorEnv(ABC):
         self._is_ready = True
         return result
 
-    def step(self, action: Tensor) -> Step:
+    def step(self, action: Tensor, out: Tensor | None = None, *, need_next_obs: bool = True) -> Step:
         """Take one action in each environment.
 
         Args:
             action: (N,) int64 for one discrete head, (N, heads) int64 for several, (N, dim) float32 for continuous
                 actions, on any device the environment can read (best: its own). Discrete values must be in range;
                 continuous ones are clipped to the bounds.
+            out: (N, *observation.shape) on the environment's device, with any strides: `Step.obs` is written there and
+                is `out`, so that a rollout need not copy what it observes.
+            need_next_obs: false where the caller will not read `Step.next_obs`; with `out` it may then be anything.
 
         Raises:
             ValueError, TypeError: wrong shape or dtype.
@@ -230,8 +233,14 @@ class VectorEnv(ABC):
             )
         if action.dtype != self.action.dtype:
             raise TypeError(f"action must be {self.action.dtype} for {self.action}; got {action.dtype}")
+        if out is not None:
+            shape = (self.num_envs, *self.observation.shape)
+            if out.shape != shape:
+                raise ValueError(f"out must have shape {shape}; got {tuple(out.shape)}")
+            if out.dtype != self.observation.dtype:
+                raise TypeError(f"out must be {self.observation.dtype}; got {out.dtype}")
         self._count += 1
-        return self._step(action)
+        return self._step(action) if out is None else self._step_into(action, out, need_next_obs)
 
     @property
     def inexact_because(self) -> str | None:
@@ -288,6 +297,12 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def _step(self, action: Tensor) -> Step: ...
+
+    def _step_into(self, action: Tensor, out: Tensor, need_next_obs: bool) -> Step:
+        """`_step` with the observation in `out`; for environments that can write there what they compute."""
+        del need_next_obs
+        step = self._step(action)
+        return step._replace(obs=out.copy_(step.obs))
 
     def _state(self) -> dict[str, Any]:
         return {}

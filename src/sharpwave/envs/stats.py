@@ -1,5 +1,6 @@
 """Returns and lengths of finished episodes, gathered where the data is."""
 
+import importlib.util
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -49,9 +50,14 @@ class EpisodeStats:
         self._returns = torch.zeros(self.window + num_envs, device=device)
         self._lengths = torch.zeros(self.window + num_envs, device=device)
         self._aside = self.window + torch.arange(num_envs, device=device)
+        self._ticket = torch.zeros((), dtype=torch.int64, device=device)
+        self._triton = self._return.is_cuda and importlib.util.find_spec("triton") is not None
 
     def update(self, step: Step) -> None:
         """Take in one step of the N environments."""
+        if self._triton:
+            self._update_triton(step)
+            return
         self._return.add_(step.reward)
         self._length.add_(1.0 if step.valid is None else step.valid)
         ended = step.terminated | step.truncated
@@ -64,6 +70,14 @@ class EpisodeStats:
         self._count.add_(ended.sum())
         self._return.masked_fill_(ended, 0)
         self._length.masked_fill_(ended, 0)
+
+    def _update_triton(self, step: Step) -> None:
+        from sharpwave.envs._stats_triton import update
+
+        running, kept = (self._return, self._length), (self._returns, self._lengths)
+        valid = None if step.valid is None else step.valid.contiguous()
+        taken = (step.reward.contiguous(), step.terminated.contiguous(), step.truncated.contiguous(), valid)
+        update(*taken, running, self._count, kept, self._ticket, self.window)
 
     def read(self) -> EpisodeSummary:
         """The figures so far. Waits for the device. The deviation is the population's (divided by the number)."""

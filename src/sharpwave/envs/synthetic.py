@@ -1,5 +1,7 @@
 """An environment of any width that costs next to nothing: for benchmarks of the trainer."""
 
+import importlib.util
+
 import torch
 from torch import Tensor
 
@@ -52,6 +54,7 @@ class Synthetic(TensorEnv):
         self._row = self._keep("row", torch.zeros(num_envs, dtype=torch.int64))
         self._t = self._keep("t", torch.zeros(num_envs, dtype=torch.int64))
         self._drawn = torch.zeros_like(self._row)
+        self._triton = self.device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
     def _begin(self) -> None:
         self._row.random_(0, self.rows, generator=self.generator)
@@ -61,11 +64,33 @@ class Synthetic(TensorEnv):
         return Reset(self._table.index_select(0, self._row))
 
     def _step(self, action: Tensor) -> Step:
+        out = self._table.new_empty(self.num_envs, self._table.shape[1])
+        return self._step_into(action, out, need_next_obs=True)
+
+    def _step_into(self, action: Tensor, out: Tensor, need_next_obs: bool) -> Step:
+        self._drawn.random_(0, self.rows, generator=self.generator)
+        if self._triton:
+            return self._step_triton(action, out, need_next_obs)
         reward = (action == self._row % self.num_actions).to(torch.float32)
         terminated = self._t == self.length - 1
         self._t.add_(1).masked_fill_(terminated, 0)
-        self._drawn.random_(0, self.rows, generator=self.generator)
         following = (self._row + 1 + action) % self.rows
         torch.where(terminated, self._drawn, following, out=self._row)
-        obs, next_obs = (self._table.index_select(0, row) for row in (self._row, following))
-        return Step(obs, reward, terminated, torch.zeros_like(terminated), next_obs)
+        torch.index_select(self._table, 0, self._row, out=out)
+        next_obs = self._table.index_select(0, following) if need_next_obs else out
+        return Step(out, reward, terminated, torch.zeros_like(terminated), next_obs)
+
+    def _step_triton(self, action: Tensor, out: Tensor, need_next_obs: bool) -> Step:
+        from sharpwave.envs._synthetic_triton import step
+
+        obs = out if out.stride(1) == 1 else torch.empty(out.shape, device=self.device)
+        next_obs = torch.empty(out.shape, device=self.device) if need_next_obs else out
+        reward = torch.empty(self.num_envs, device=self.device)
+        terminated, truncated = torch.empty(2, self.num_envs, dtype=torch.bool, device=self.device)
+        step(
+            action.contiguous(), self._row, self._t, self._drawn, self._table, self.num_actions, self.length,
+            obs, next_obs if need_next_obs else None, reward, terminated, truncated,
+        )  # fmt: skip
+        if obs is not out:
+            out.copy_(obs)
+        return Step(out, reward, terminated, truncated, next_obs)

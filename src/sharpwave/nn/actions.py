@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sharpwave.envs.base import Continuous, Discrete
 from sharpwave.ops.ppo_loss import PPOGradient, ppo_gradient_categorical, ppo_gradient_gaussian
-from sharpwave.ops.ppo_loss.reference import gaussian
+from sharpwave.ops.sample import sample_categorical, sample_gaussian
 
 
 class Sample(NamedTuple):
@@ -50,24 +50,10 @@ class CategoricalActions:
             generator: of the noise; on the logits' device.
             deterministic: take the first of the most probable choices; draws nothing.
         """
-        logits = logits.float()
-        if mask is not None:
-            logits = logits.masked_fill(~mask, -1e30)
-        noisy = logits
+        noise = None
         if not deterministic:
-            # argmax of p / e, e exponential, is a draw from p; in logarithms the same, without overflow. An e of just
-            # 0 would beat even an illegal choice.
-            e = torch.empty_like(logits).exponential_(generator=generator)
-            noisy = logits - e.clamp_(min=torch.finfo(e.dtype).tiny).log_()
-        if len(self.nvec) == 1:
-            action = noisy.argmax(1, keepdim=True)
-            return Sample(action, torch.log_softmax(logits, 1).gather(1, action).squeeze(1))
-        actions, logprob = [], torch.zeros_like(logits[:, 0])
-        for head_logits, head_noisy in zip(logits.split(self.nvec, 1), noisy.split(self.nvec, 1), strict=True):
-            action = head_noisy.argmax(1, keepdim=True)
-            actions.append(action)
-            logprob = logprob + torch.log_softmax(head_logits, 1).gather(1, action).squeeze(1)
-        return Sample(torch.cat(actions, 1), logprob)
+            noise = torch.empty(logits.shape, device=logits.device).exponential_(generator=generator)
+        return Sample(*sample_categorical(logits, noise, nvec=self.nvec, mask=mask))
 
     def to_env(self, action: Tensor) -> Tensor:
         """(N,) for one head, (N, heads) for several."""
@@ -100,15 +86,12 @@ class GaussianActions:
         """Draw mean + std * noise, or take the mean.
 
         Args:
-            mean: (N, dim). log_std: broadcasts to it. Computed with in float32.
+            mean: (N, dim). log_std: (dim,). Computed with in float32.
         """
-        mean = mean.float()
-        log_std = log_std.float().expand_as(mean)
-        action = mean
+        noise = None
         if not deterministic:
-            noise = torch.empty_like(mean).normal_(generator=generator)
-            action = mean + log_std.exp() * noise
-        return Sample(action, gaussian(mean, log_std, action)[0])
+            noise = torch.empty(mean.shape, device=mean.device).normal_(generator=generator)
+        return Sample(*sample_gaussian(mean, log_std, noise))
 
     def to_env(self, action: Tensor) -> Tensor:
         """(N, dim), as it is."""

@@ -105,16 +105,25 @@ class MinGRU(nn.Module):
             carried.append(next_state)
         return x, carried
 
-    def step(self, x: Tensor, state: Tensor | None = None, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One time step: x (B, H), state (layers, B, H) or None, reset (B,) bool -> y (B, H), next state."""
+    def step(
+        self, x: Tensor, state: Tensor | None = None, reset: Tensor | None = None, out_state: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One time step: x (B, H), state (layers, B, H) or None, reset (B,) bool -> y (B, H), next state.
+
+        Where no gradient is taken, the next state is written to `out_state` if given, which may be `state` itself.
+        """
         states = self._states(state, x)
+        if out_state is None and not torch.is_grad_enabled():
+            out_state = states.new_empty(states.shape)
+        written = [None] * self.layers if out_state is None else out_state
         carried = []
-        for weight, layer_state in zip(self.rounded or self.weights, states, strict=True):
+        for weight, layer_state, out in zip(self.rounded or self.weights, states, written, strict=True):
             x = x.to(weight.dtype) if self.rounded is not None else x
             combined = F.linear(x, weight)
-            x, next_state = mingru_step(combined, layer_state, x.to(combined.dtype), reset, backend=self.backend)
+            x = x.to(combined.dtype)
+            x, next_state = mingru_step(combined, layer_state, x, reset, out_state=out, backend=self.backend)
             carried.append(next_state)
-        return x, torch.stack(carried)
+        return x, torch.stack(carried) if out_state is None else out_state
 
     def _states(self, state: Tensor | None, x: Tensor) -> Tensor:
         if state is None:

@@ -76,7 +76,7 @@ class Policy(nn.Module):
 
     def gather(self, obs: Tensor, index: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """Rows `index` of (N, T, *observation.shape) as `forward` reads them best: in one pass, on a GPU in `dtype`."""
-        if not obs.is_cuda or self.encoder_kind == "cnn" or self.normalizer is not None:
+        if not self._reads_aligned(obs):
             return torch.index_select(obs, 0, index, out=out)
         return gather_rows(obs.flatten(2), index, dtype=dtype, multiple=ALIGNMENT, out=out)
 
@@ -143,11 +143,16 @@ class Policy(nn.Module):
             weight_gradient(self.decoder.weight, dy, x)
             features.backward(torch.mm(dy, weight)[:, : self.hidden].view_as(features))
 
-    def step(self, obs: Tensor, state: Tensor, reset: Tensor | None = None) -> PolicyOutput:
-        """Read one step: obs (B, *observation.shape), state (layers, B, H), reset (B,) bool."""
-        x = self._encode(obs)
+    def step(
+        self, obs: Tensor, state: Tensor, reset: Tensor | None = None, out_state: Tensor | None = None
+    ) -> PolicyOutput:
+        """Read one step: obs (B, *observation.shape), whose rows may lie apart, state (layers, B, H), reset (B,) bool.
+
+        Where no gradient is taken, the next state is written to `out_state` if given, which may be `state` itself.
+        """
+        x = self._encode(self._aligned(obs))
         if self.recurrent is not None:
-            x, state = self.recurrent.step(x, state, reset)
+            x, state = self.recurrent.step(x, state, reset, out_state)
         return self._decode(x, state)
 
     def sample(
@@ -162,6 +167,17 @@ class Policy(nn.Module):
             assert self.log_std is not None
             return self.actions.sample(params, self.log_std, generator, deterministic)
         return self.actions.sample(params, mask, generator, deterministic)
+
+    def _reads_aligned(self, obs: Tensor) -> bool:
+        return obs.is_cuda and self.encoder_kind != "cnn" and self.normalizer is None
+
+    def _aligned(self, obs: Tensor) -> Tensor:
+        """One step's observations as the encoder reads them best: cast and padded in one pass, on a GPU."""
+        if not self._reads_aligned(obs):
+            return obs
+        narrow = torch.is_autocast_enabled(obs.device.type)
+        dtype = torch.get_autocast_dtype(obs.device.type) if narrow else self.decoder.weight.dtype
+        return gather_rows(obs.reshape(obs.shape[0], -1), dtype=dtype, multiple=ALIGNMENT)
 
     def _encode(self, obs: Tensor) -> Tensor:
         return self.encoder(obs if self.normalizer is None else self.normalizer(obs))

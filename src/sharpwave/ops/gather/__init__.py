@@ -14,11 +14,12 @@ def _kernel(source, index, dtype, multiple, *, backend="auto"):
 
 
 def _fake(source, index, dtype, multiple, *, backend="auto"):
-    return source.new_empty(index.shape[0], *source.shape[1:-1], padded(source.shape[-1], multiple), dtype=dtype)
+    rows = source.shape[0] if index is None else index.shape[0]
+    return source.new_empty(rows, *source.shape[1:-1], padded(source.shape[-1], multiple), dtype=dtype)
 
 
 _op = register(
-    "gather_rows(Tensor source, Tensor index, ScalarType dtype, int multiple, *, str backend='auto') -> Tensor",
+    "gather_rows(Tensor source, Tensor? index, ScalarType dtype, int multiple, *, str backend='auto') -> Tensor",
     _kernel,
     _fake,
 )
@@ -29,46 +30,54 @@ def padded(width: int, multiple: int) -> int:
     return -(-width // multiple) * multiple
 
 
+def rows_contiguous(x: Tensor) -> bool:
+    """Whether each x[i] is contiguous, wherever it begins."""
+    return x.is_contiguous() or x.shape[0] == 0 or x[0].is_contiguous()
+
+
 def gather_rows(
     source: Tensor,
-    index: Tensor,
+    index: Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
     multiple: int = 1,
     out: Tensor | None = None,
     backend: _backends.Backend = "auto",
 ) -> Tensor:
-    """Selected rows, cast, and padded with zeros to a width that a GEMM likes: one read and one write a byte.
+    """Selected rows, or all, cast and padded with zeros to a width that a GEMM likes: one read and one write a byte.
 
         out[m, ..., d] = source[index[m], ..., d] for d < D, else 0
 
     Args:
-        source: (N, ..., D), at least two dimensions, any dtype; contiguous, or it is copied first.
-        index: (M,) int64 on source's device, in [0, N); out of range is an error on a CPU, undefined on a GPU.
+        source: (N, ..., D), at least two dimensions, any dtype; each row contiguous, or all is copied first. Rows may
+            lie apart, as those of one time step in a rollout do.
+        index: (M,) int64 on source's device, in [0, N); out of range is an error on a CPU, undefined on a GPU. None:
+            every row in order.
         dtype: of the result, source's own by default. uint8 becomes a floating dtype divided by 255, for pictures.
         multiple: the width D is padded to a multiple of this, >= 1. At bf16, a GEMM whose inner dimension is no
             multiple of 8 takes 4 to 5 times as long on an H200.
-        out: written and returned instead of a new tensor; contiguous, of the result's shape and dtype.
+        out: written and returned instead of a new tensor; of the result's shape and dtype, each row contiguous.
         backend: see `sharpwave.ops`.
 
     Returns:
-        (M, ..., D') of `dtype`, contiguous. Casts round to nearest even. No gradient. Deterministic.
+        (M, ..., D') of `dtype`, contiguous without `out`. Casts round to nearest even. No gradient. Deterministic.
 
     Raises:
         ValueError: a shape or `multiple` does not fit. TypeError: `index` is not int64, or `out` of another dtype.
     """
     if source.ndim < 2:
         raise ValueError(f"source must have at least two dimensions; got shape {tuple(source.shape)}")
-    if index.ndim != 1:
+    if index is not None and index.ndim != 1:
         raise ValueError(f"index must be (M,); got shape {tuple(index.shape)}")
-    if index.dtype != torch.int64:
+    if index is not None and index.dtype != torch.int64:
         raise TypeError(f"index must be int64; got {index.dtype}")
     if multiple < 1:
         raise ValueError(f"multiple must be at least 1; got {multiple}")
     dtype = source.dtype if dtype is None else dtype
     if out is None:
         return _op(source, index, dtype, multiple, backend=backend)
-    _check_out(out, (index.shape[0], *source.shape[1:-1], padded(source.shape[-1], multiple)), dtype)
+    n = source.shape[0] if index is None else index.shape[0]
+    _check_out(out, (n, *source.shape[1:-1], padded(source.shape[-1], multiple)), dtype, rows=True)
     _backends.load("gather", source.device, backend).gather_rows(source, index, dtype, multiple, out)
     return out
 
@@ -103,8 +112,12 @@ def gather_fields(
         _backends.load("gather", index.device, backend).gather_fields(sources, index, out)
 
 
-def _check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if tuple(out.shape) != shape or not out.is_contiguous():
-        raise ValueError(f"out must be contiguous of shape {shape}; got {tuple(out.shape)}, strides {out.stride()}")
+def _check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, rows: bool = False) -> None:
+    """With `rows` it is enough that each row is contiguous."""
+    if tuple(out.shape) != shape or not (rows_contiguous(out) if rows else out.is_contiguous()):
+        raise ValueError(
+            f"out must be {'of contiguous rows' if rows else 'contiguous'} of shape {shape}; got {tuple(out.shape)}, "
+            f"strides {out.stride()}"
+        )
     if out.dtype != dtype:
         raise TypeError(f"out must be {dtype}; got {out.dtype}")

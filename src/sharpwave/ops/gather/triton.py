@@ -1,5 +1,6 @@
 """Selecting, casting and padding rows for GPUs, in one pass."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -7,16 +8,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sharpwave.ops.gather import padded, rows_contiguous
+
 
 @triton.jit
 def _gather_kernel(
-    source_ptr, index_ptr, out_ptr, rows, width,
-    PADDED: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    source_ptr, index_ptr, out_ptr, rows, width, stride_source, stride_out,
+    PADDED: tl.constexpr, INDEXED: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0).to(tl.int64)
     offs_r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
-    source = source_ptr + tl.load(index_ptr + m) * rows * width
-    out = out_ptr + m * rows * PADDED
+    source = source_ptr + (tl.load(index_ptr + m) if INDEXED else m) * stride_source
+    out = out_ptr + m * stride_out
     for start in tl.static_range(0, PADDED, BLOCK_D):
         offs_d = start + tl.arange(0, BLOCK_D)
         mask_r = (offs_r < rows)[:, None]
@@ -64,14 +67,17 @@ def _as_words(source: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     return source, out
 
 
-def gather_rows(source: Tensor, index: Tensor, dtype: torch.dtype, multiple: int, out: Tensor | None = None) -> Tensor:
+def gather_rows(
+    source: Tensor, index: Tensor | None, dtype: torch.dtype, multiple: int, out: Tensor | None = None
+) -> Tensor:
     """Same as `reference.gather_rows`; any dtypes that Triton can cast between."""
-    source = source.contiguous()
+    source = source if rows_contiguous(source) else source.contiguous()
     width = source.shape[-1]
-    rows = source[0].numel() // max(width, 1)
-    wide = -(-width // multiple) * multiple
+    rows = math.prod(source.shape[1:-1])
+    wide = padded(width, multiple)
+    n = source.shape[0] if index is None else index.shape[0]
     if out is None:
-        out = torch.empty(index.shape[0], *source.shape[1:-1], wide, dtype=dtype, device=source.device)
+        out = torch.empty(n, *source.shape[1:-1], wide, dtype=dtype, device=source.device)
     if out.numel() == 0:
         return out
     scale = source.dtype == torch.uint8 and dtype.is_floating_point
@@ -80,7 +86,8 @@ def gather_rows(source: Tensor, index: Tensor, dtype: torch.dtype, multiple: int
     written = out.view(torch.uint8) if dtype == torch.bool else out
     block_d = min(triton.next_power_of_2(wide), 1024)
     block_r = max(1, min(triton.next_power_of_2(rows), 4096 // block_d))
-    _gather_kernel[(index.shape[0], triton.cdiv(rows, block_r))](
-        source, index, written, rows, width, PADDED=wide, SCALE=scale, BLOCK_R=block_r, BLOCK_D=block_d, num_warps=4
+    _gather_kernel[(n, triton.cdiv(rows, block_r))](
+        source, index, written, rows, width, source.stride(0), out.stride(0),
+        PADDED=wide, INDEXED=index is not None, SCALE=scale, BLOCK_R=block_r, BLOCK_D=block_d, num_warps=4,
     )  # fmt: skip
     return out

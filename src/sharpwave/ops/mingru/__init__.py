@@ -204,29 +204,39 @@ def mingru_step(
     x: Tensor,
     reset: Tensor | None = None,
     *,
+    out_state: Tensor | None = None,
     backend: _backends.Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """One step of the MinGRU, for rollouts: `mingru_scan` with T = 1, bit for bit.
 
     Args:
         combined: (B, 3H). state: (B, H). x: (B, H). reset: (B,) bool. Dtypes as `mingru_scan` takes them.
+        out_state: where next_state is written, contiguous, of `state`'s shape and dtype; `state` itself will do.
         backend: as for `mingru_scan`.
 
     Returns:
         out (B, H) of `combined`'s dtype, and next_state (B, H) of `state`'s dtype.
 
-    Differentiable. Edge behaviour, errors and source: `mingru_scan`.
+    Differentiable without `out_state`. Edge behaviour, errors and source: `mingru_scan`.
     """
     if x.ndim != 2:
         raise ValueError(f"x must be (B, H); got shape {tuple(x.shape)}")
     _check(combined, state, x, reset, x.shape[:1])
     needs_grad = torch.is_grad_enabled() and (combined.requires_grad or state.requires_grad or x.requires_grad)
+    if out_state is not None:
+        if needs_grad:
+            raise ValueError("out_state has no gradient: leave it out, or call under torch.no_grad()")
+        if out_state.shape != state.shape or out_state.dtype != state.dtype or not out_state.is_contiguous():
+            raise ValueError(
+                f"out_state must be contiguous {state.dtype} of shape {tuple(state.shape)}; got {out_state.dtype}, "
+                f"{tuple(out_state.shape)}, strides {out_state.stride()}"
+            )
     if needs_grad or torch.compiler.is_compiling():
         flags = None if reset is None else reset[:, None]
-        scanned = _scan_op(combined[:, None], state, x[:, None], flags, needs_grad, "tiled", backend)
-        return scanned[0][:, 0], scanned[1]
+        out, last, _ = _scan_op(combined[:, None], state, x[:, None], flags, needs_grad, "tiled", backend)
+        return out[:, 0], last if out_state is None else out_state.copy_(last)
     # A rollout calls this once a layer and step; at 64 x 128 the dispatcher would cost as much as the arithmetic.
-    return _backends.load("mingru", x.device, backend).mingru_step(combined, state, x, reset)
+    return _backends.load("mingru", x.device, backend).mingru_step(combined, state, x, reset, out_state)
 
 
 def _check_order(x: Tensor, backward: str) -> None:

@@ -218,13 +218,15 @@ def mingru_scan(
     return out.to(combined.dtype), next_state, checkpoints
 
 
-def mingru_step(combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+def mingru_step(
+    combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None, out_state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Same as `reference.mingru_step`."""
     if x.numel() >= SMALL:
         flags = None if reset is None else reset[:, None]
         out, next_state, _ = mingru_scan(combined[:, None], state, x[:, None], flags)
-        return out[:, 0], next_state
-    out, next_state = torch.empty(x.shape), torch.empty(x.shape)
+        return out[:, 0], next_state if out_state is None else out_state.copy_(next_state)
+    out, next_state = torch.empty(x.shape), torch.empty(x.shape) if out_state is None else out_state
     _step(
         *(_array(v) for v in (combined, state, x)),
         NO_RESETS if reset is None else reset.contiguous().numpy(),

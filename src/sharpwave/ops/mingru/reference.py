@@ -44,11 +44,13 @@ def mingru_scan(
     return out.to(combined.dtype), h.clone(), kept
 
 
-def mingru_step(combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+def mingru_step(
+    combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None, out_state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """One step of the scan: (B, 3H), (B, H), (B, H), (B,) -> out, next_state."""
     flags = None if reset is None else reset[:, None]
     out, next_state, _ = mingru_scan(combined[:, None], state, x[:, None], flags)
-    return out[:, 0], next_state
+    return out[:, 0], next_state if out_state is None else out_state.copy_(next_state)
 
 
 def mingru_scan_backward(

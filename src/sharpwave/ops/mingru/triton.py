@@ -466,10 +466,12 @@ def mingru_scan(
     return out, next_state, checkpoints
 
 
-def mingru_step(combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+def mingru_step(
+    combined: Tensor, state: Tensor, x: Tensor, reset: Tensor | None, out_state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Same as `reference.mingru_step`."""
     (combined, state, x), flags = _prepare((combined, state, x), reset)
-    out, next_state = torch.empty_like(x), torch.empty_like(state)
+    out, next_state = torch.empty_like(x), torch.empty_like(state) if out_state is None else out_state
     n = x.numel()
     if n:
         block = 512
