@@ -119,15 +119,19 @@ def main() -> None:
     if args.device == "cuda":
         sizes = [(b, 128, 256, dtype) for dtype in (torch.bfloat16, torch.float32) for b in (64, 256)]
     rows = []
-    for size in sizes:
-        calls = columns(*size, args.device, args.slow_peers)
+    for b, t, h, dtype in sizes:
+        calls = columns(b, t, h, dtype, args.device, args.slow_peers)
+        size = {"B": b, "T": t, "H": h, "dtype": str(dtype).removeprefix("torch.")}
+        print(*(f"{key} {value}" for key, value in size.items()), flush=True)
         if args.device == "cuda":
-            times = {name: _timing.graph_us(call) for name, call in calls.items()}
+            times = {}
+            for name, call in calls.items():  # as they come: some peers take minutes
+                times[name] = _timing.graph_us(call)
+                print(f"  {name:<45} {times[name]['median']:9.1f} us", flush=True)
         else:
             times = _timing.interleaved_us(calls, 20)
-        b, t, h, dtype = size
-        rows.append({"B": b, "T": t, "H": h, "dtype": str(dtype).removeprefix("torch."), **times})
-    _timing.write("mingru", args.device, rows)
+        rows.append(size | times)
+        _timing.write("mingru", args.device, rows)
 
 
 if __name__ == "__main__":
