@@ -19,6 +19,7 @@ from sharpwave.envs.cartpole import CartPole
 from sharpwave.run.checkpoint import flatten, unflatten
 from sharpwave.run.errors import UserError
 from sharpwave.run.evaluate import evaluate
+from sharpwave.run.presets import PRESETS
 from tests.algos.toys import Clock, Masked, Target
 
 SMALL = dict(
@@ -346,13 +347,11 @@ class TestLearning:
         train(agent)
         assert evaluate(agent, Pixels(4), 8, seed=1).mean() >= 7
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("seed", [0, 1, 2])
-    def test_cartpole_by_its_preset(self, seed):
-        from sharpwave.run.presets import PRESETS
-
-        agent = train(DQN(DQNConfig(env="CartPole-v1", device="cpu", seed=seed, **PRESETS["dqn", "CartPole-v1"])))
-        assert evaluate(agent, agent.env, 100, seed=1).mean() >= 475
+    def test_cartpole(self):
+        """A quarter of the preset's steps: 271, 298 and 181 for seeds 0 to 2, where random actions earn 22."""
+        changes = PRESETS["dqn", "CartPole-v1"] | dict(total_steps=12_288, batch_size=64, hidden=64, num_envs=8)
+        agent = train(DQN(DQNConfig(env="sharpwave/CartPole", device="cpu", **changes)))
+        assert evaluate(agent, agent.env, 48, seed=1).mean() >= 120
 
 
 class TestResume:
