@@ -275,6 +275,7 @@ def test_a_runs_config_can_be_used_again():
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_writes_a_checkpoint_and_says_how_to_resume(capfd, monkeypatch, number, code):
     train_epoch = stub.Stub.train_epoch
+    before = signal.getsignal(signal.SIGINT)
 
     def interrupted(self):
         train_epoch(self)
@@ -290,7 +291,7 @@ def test_a_stop_writes_a_checkpoint_and_says_how_to_resume(capfd, monkeypatch, n
         "stopped at epoch 3 of 9; continue with: sharpwave resume x",
     ]
     assert err == "sharpwave: stopping after this epoch, with a checkpoint; once more ends it at once\n"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before, "the handler that was there is back"
     assert main(["resume", "x"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert "checkpoint: x/checkpoints/step-000000000090" in lines and LAST_LINE.fullmatch(lines[-1])
