@@ -1,11 +1,13 @@
 """Linear layers whose GEMMs suit a GPU, whatever the widths."""
 
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from sharpwave.run.graphs import Branch
 
 ALIGNMENT = 8  # a bf16 GEMM whose widths are no multiples of this takes 4 to 5 times as long on an H200
 
@@ -102,7 +104,7 @@ class WeightGradients:
 
     active: ClassVar["WeightGradients | None"] = None
 
-    def __init__(self, branch: AbstractContextManager):
+    def __init__(self, branch: "Branch"):
         self.branch = branch
         self.grads: list[tuple[Tensor, Tensor]] = []
         self.inputs: list[Tensor] = []  # kept until the branch is joined, for nothing else holds them
@@ -112,8 +114,7 @@ class WeightGradients:
 
     def __exit__(self, *error) -> None:
         WeightGradients.active = None
-        if join := getattr(self.branch, "join", None):
-            join()
+        self.branch.join()
         for weight, grad in self.grads:
             weight.grad = grad
         self.inputs.clear()

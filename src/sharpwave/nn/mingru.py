@@ -89,11 +89,10 @@ class MinGRU(nn.Module):
     def layers_forward(self, x: Tensor, states: Tensor, reset: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """`forward` with the layers' states apart, for callers that do not want them."""
         carried = []
-        options = {"backward": self.backward, "backend": self.backend}
         if self.rounded is not None:
             x = x.to(self.rounded[0].dtype)
             for weight, rounded, layer_state in zip(self.weights, self.rounded, states, strict=True):
-                x, next_state = _RoundedLayer.apply(x, weight, rounded, layer_state, reset, *options.values())
+                x, next_state = _RoundedLayer.apply(x, weight, rounded, layer_state, reset, self.backward, self.backend)
                 carried.append(next_state)
             return x, carried
         weights = list(self.weights)
@@ -101,7 +100,7 @@ class MinGRU(nn.Module):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weights = x.to(dtype), [weight.to(dtype) for weight in weights]
         for weight, layer_state in zip(weights, states, strict=True):
-            x, next_state = mingru_layer(x, weight, layer_state, reset, **options)
+            x, next_state = mingru_layer(x, weight, layer_state, reset, backward=self.backward, backend=self.backend)
             carried.append(next_state)
         return x, carried
 

@@ -1,8 +1,8 @@
 """The recurrent actor-critic."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from sharpwave.nn.linear import (
 from sharpwave.nn.mingru import MinGRU
 from sharpwave.nn.normalize import ObservationNormalizer
 from sharpwave.ops.gather import gather_rows
+
+if TYPE_CHECKING:
+    from sharpwave.run.graphs import Branch
 
 
 class PolicyOutput(NamedTuple):
@@ -129,7 +132,7 @@ class Policy(nn.Module):
         return linear_float32(features.flatten(0, 1), self.decoder.weight, self._decoder_rounded)
 
     @torch.no_grad()
-    def backward(self, features: Tensor, d_decoded: Tensor, beside: AbstractContextManager | None = None) -> None:
+    def backward(self, features: Tensor, d_decoded: Tensor, beside: "Branch | None" = None) -> None:
         """Set the gradients of all weights, from that of `decode`'s result, in the dtype of `features` or wider.
 
         On `beside`, a `Branch`, the matrices that have rounded copies take theirs, while the chain goes on.
@@ -139,8 +142,10 @@ class Policy(nn.Module):
         weight = self.decoder.weight
         if dy.shape[1] != weight.shape[0] or x.dtype != weight.dtype:
             weight = rounded_copy(weight, x.dtype) if self._decoder_rounded is None else self._decoder_rounded
-        with WeightGradients(nullcontext() if beside is None else beside):
-            weight_gradient(self.decoder.weight, dy, x)
+        with nullcontext() if beside is None else WeightGradients(beside):
+            grad = weight_gradient(self.decoder.weight, dy, x)
+            if grad is not None:
+                self.decoder.weight.grad = grad
             features.backward(torch.mm(dy, weight)[:, : self.hidden].view_as(features))
 
     def step(

@@ -7,7 +7,7 @@ host and takes no vectors, so it cannot be captured with a schedule; hence this 
 import importlib.util
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -70,7 +70,7 @@ class Muon(torch.optim.Optimizer):
         otherwise:       w <- w - lr u
 
     Where |g| is not finite, nothing changes but `skipped`, which counts such steps: no host wait. Matrices of one shape
-    are orthogonalised in one batch, and on a GPU different shapes on parallel streams (branches, in a captured graph).
+    are orthogonalised in one batch.
 
     Args:
         params: parameters, or groups as torch.optim takes them; float32 (masters of a lower-precision copy, if any).
@@ -124,7 +124,6 @@ class Muon(torch.optim.Optimizer):
         self.grad_norm = torch.zeros((), device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self.first_bad = torch.zeros((), dtype=torch.int64, device=device)
-        self._streams: list[torch.cuda.Stream] = []
         for group in self.param_groups:
             for p in group["params"]:
                 self.state[p]["momentum"] = torch.zeros_like(p, dtype=torch.float32)
@@ -216,36 +215,14 @@ class Muon(torch.optim.Optimizer):
         for i, p in enumerate(params):
             if self._orthogonal(p):
                 batches[p.shape].append(i)
-        # The largest first: it runs on the current stream while the others find room beside it.
-        order = sorted(batches, key=lambda shape: -len(batches[shape]) * shape[0] * shape[1])
-        for branch, shape in enumerate(order):
-            members = batches[shape]
-
-            def orthogonalized(shape=shape, members=members) -> Tensor:
-                batch = torch.stack([updates[i] for i in members])
-                dtype = self._dtype or (torch.bfloat16 if batch.is_cuda else torch.float32)
-                scale = max(1.0, shape[0] / shape[1]) ** 0.5
-                return orthogonalize(batch.to(dtype)).float() * scale
-
-            on_gpu = params[0].is_cuda
-            batch = self._beside(branch, orthogonalized) if on_gpu and branch else orthogonalized()
+        for shape, members in batches.items():
+            batch = torch.stack([updates[i] for i in members])
+            dtype = self._dtype or (torch.bfloat16 if batch.is_cuda else torch.float32)
+            scale = max(1.0, shape[0] / shape[1]) ** 0.5
+            batch = orthogonalize(batch.to(dtype)).float() * scale
             for i, direction in zip(members, batch.unbind(), strict=True):
                 directions[i] = direction
-        if params[0].is_cuda:
-            for stream in self._streams[: max(0, len(order) - 1)]:
-                torch.cuda.current_stream().wait_stream(stream)
         return directions
-
-    def _beside(self, branch: int, fn: Callable[[], Tensor]) -> Tensor:
-        """fn() on a side stream that has waited for the current one."""
-        while len(self._streams) < branch:
-            self._streams.append(torch.cuda.Stream())
-        stream, current = self._streams[branch - 1], torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            result = fn()
-        result.record_stream(current)
-        return result
 
 
 def _shaped(flat: Tensor, sizes: list[int], like: list[Tensor]) -> list[Tensor]:
