@@ -271,6 +271,18 @@ class TestUpdate:
     def test_gradient_is_clipped_as_configured(self):
         assert trainer(max_grad_norm=0.25).optimizer.param_groups[0]["max_grad_norm"] == 0.25
 
+    @pytest.mark.parametrize("name", ["sharpwave/CartPole", "Pendulum-v1"])
+    def test_bfloat16_gradients_are_nearly_float32s(self, name):
+        grads = []
+        for dtype in ("float32", "bfloat16"):
+            agent = trainer(name=name, dtype=dtype)
+            agent._run_rollout()
+            one_update(agent)
+            grads.append([p.grad.flatten() for p in agent.policy.parameters()])
+        for a, b in zip(*grads, strict=True):
+            assert b.dtype == torch.float32
+            assert torch.nn.functional.cosine_similarity(a, b, 0) > 0.98
+
     def test_explained_variance(self):
         """Advantages of variance 1 beside returns of variance 4: 3/4 is explained."""
         metrics = UpdateMetrics(torch.device("cpu"))

@@ -142,6 +142,7 @@ class Policy(nn.Module):
         weight = self.decoder.weight
         if dy.shape[1] != weight.shape[0] or x.dtype != weight.dtype:
             weight = rounded_copy(weight, x.dtype) if self._decoder_rounded is None else self._decoder_rounded
+            weight = weight[: dy.shape[1]]  # as padded as `decode` made its result
         with nullcontext() if beside is None else WeightGradients(beside):
             grad = weight_gradient(self.decoder.weight, dy, x)
             if grad is not None:

@@ -1,6 +1,7 @@
 """A function on static tensors, run as one CUDA graph."""
 
 import ctypes
+import functools
 from collections.abc import Callable, Iterable
 
 import torch
@@ -56,7 +57,7 @@ class Captured:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         for generator in self.generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=_capture_stream(self.device)):
             self.fn()
         graph.instantiate()
         return graph
@@ -74,11 +75,21 @@ class Captured:
         return None if failed else count.value
 
     def _on_side_stream(self, fn: Callable[[], None]) -> None:
-        stream, current = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        stream, current = _capture_stream(self.device), torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             fn()
         current.wait_stream(stream)
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where functions warm up and are captured, all of them.
+
+    Autograd's engine makes a backward pass wait for the stream on which a weight first met it, and may let go of a
+    warm-up's nodes as late as during the capture: on a stream of the warm-up's own, it would wait for work outside.
+    """
+    return torch.cuda.Stream(device)
 
 
 class Branch:
