@@ -32,7 +32,7 @@ check: install-dev  ## formatting, lint, types
 # On a CUDA machine use the Python that holds its PyTorch: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 test-gpu:  ## the GPU tests, none skipped
-	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu --require-gpu
+	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu --require-gpu -rs
 
 bench-gpu:  ## the tables of docs/benchmarks.md
 	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m benchmarks

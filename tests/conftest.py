@@ -18,6 +18,14 @@ def pytest_addoption(parser):
     parser.addoption("--require-gpu", action="store_true", help="GPU tests that cannot run are errors, not skips")
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Under --require-gpu: modules without GPU tests, which may be skipped for what a GPU machine need not have."""
+    if config.getoption("--require-gpu") and collection_path.name.startswith("test_"):
+        text = collection_path.read_text(encoding="utf-8")
+        return True if "mark.gpu" not in text and "@backends" not in text else None
+    return None
+
+
 def pytest_collection_modifyitems(config, items):
     if HAS_CUDA:
         return

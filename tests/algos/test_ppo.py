@@ -564,3 +564,9 @@ def test_the_histogram_is_of_the_segments_priorities():
     trainer.train_epoch()
     low, high, counts = trainer.histograms()["priorities"]
     assert 0 < low <= high and sum(counts) == 8
+
+
+def test_an_environment_of_your_own_says_how_many_it_is():
+    env = CartPole(12)
+    trainer = PPO(PPOConfig(env="sharpwave/CartPole", horizon=8, minibatch=32, total_steps=192, hidden=8), env)
+    assert trainer.config.num_envs == 12 and trainer.num_epochs == 2

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +17,9 @@ from sharpwave.envs import Continuous
 from sharpwave.envs.gymnasium import environment_seeds
 
 N = 3
+
+# Craftax compiles in a few minutes of a CPU this way, in many otherwise; JAX reads it when it is first imported.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 
 class Gymnasium:
@@ -199,6 +203,7 @@ CASES = {
     "pettingzoo, a game": ("pettingzoo/classic/rps_v2", dict(max_cycles=12), TwoPlayers, 40),
     "gymnax": ("gymnax/CartPole-v1", dict(max_steps_in_episode=25), Jax, 60),
     "gymnax, pictures": ("gymnax/Breakout-MinAtar", dict(max_steps_in_episode=25), Jax, 60),
+    "craftax": ("craftax/Craftax-Symbolic-v1", dict(max_timesteps=12), Jax, 30),
     "craftax classic": ("craftax/Craftax-Classic-Symbolic-v1", dict(max_timesteps=12), Jax, 30),
     "envpool": ("envpool/CartPole-v1", dict(max_episode_steps=25), EnvPool, 60),
     "envpool, continuous": ("envpool/Pendulum-v1", dict(max_episode_steps=25), EnvPool, 60),

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from sharpwave import envs
+from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.envs import registry
+from sharpwave.envs.registry import steps_on_device
 from tests.envs.toys import MaskedSteps, Walk
 
 
@@ -83,6 +85,25 @@ def test_what_an_environment_needs_is_named():
             envs.make("Needy-v0", 1)
     finally:
         del gymnasium.registry["Needy-v0"]
+
+
+@pytest.mark.parametrize(
+    "name, there",
+    {
+        "sharpwave/CartPole": True,
+        "gymnax/CartPole-v1": True,
+        "craftax/Craftax-Symbolic-v1": True,
+        "sharpwave.envs:CartPole": True,
+        "CartPole-v1": False,
+        "ALE/Pong-v5": False,
+        "envpool/Pong-v5": False,
+        "tests.envs.toys:Walk": False,
+    }.items(),
+)
+def test_what_steps_where(name, there):
+    assert steps_on_device(name) is there
+    config = PPOConfig(env=name, device="cuda", total_steps=2**20)
+    assert config.resolved(cuda=True).num_envs == (4096 if there else 64)
 
 
 class TestYourOwn:

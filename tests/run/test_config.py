@@ -43,10 +43,27 @@ def test_presets_of_a_family():
     assert presets.preset("dqn", "CartPole-v1")["tau"] == 0.01
 
 
-def test_presets_name_real_settings():
-    for (algorithm, env), preset in presets.PRESETS.items():
-        cls = configs.config_class(algorithm)
-        configs.check(cls(env=env, **configs.coerce_all(cls, preset, "preset")))
+@pytest.mark.parametrize("there", [False, True])
+def test_on_a_gpu_its_own_preset_comes_on_top(tmp_path, monkeypatch, there):
+    monkeypatch.setitem(presets.ON_GPU, ("stub", "Known"), {"rate": 8.0})
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    file = tmp_path / "c.toml"
+    file.write_text('device = "cpu"\n')
+    for device, rate in {"cuda": 8.0, "cuda:1": 8.0, "cpu": 2.0, "auto": 8.0 if there else 2.0, None: None}.items():
+        settings, _ = configs.layers("stub", None, "Known", device)
+        expected = (8.0 if there else 2.0) if rate is None else rate
+        assert settings == {"env": "Known", "rate": expected, "epochs": 20, "env_kwargs": {"a": 1, "b": 2}}
+    assert configs.layers("stub", file, "Known")[0]["rate"] == 2.0
+    assert configs.layers("stub", file, "Known", "cuda")[0]["rate"] == 8.0
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_presets_name_real_settings(on_gpu):
+    for algorithm, env in [*presets.PRESETS, *presets.ON_GPU]:
+        cls, found = configs.config_class(algorithm), presets.preset(algorithm, env, on_gpu)
+        config = configs.check(cls(env=env, **configs.coerce_all(cls, found, "preset")))
+        if algorithm == "ppo":
+            assert config.num_envs is not None, "a GPU has a default of its own"
 
 
 def test_json_round_trip(tmp_path):

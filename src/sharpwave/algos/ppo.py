@@ -16,6 +16,7 @@ is a rollout of N environments for T steps and then updates, each on the segment
 Nothing in h and the next update's a to e waits for f's backward or g, so on a GPU they run beside these.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -48,13 +49,16 @@ class PPO:
 
     Args:
         config: resolved for this machine if it is not yet.
-        env: an environment of your own; by default `sharpwave.envs.make(config.env, ...)`.
+        env: an environment of your own, which says `num_envs` where the configuration does not; by default
+            `sharpwave.envs.make(config.env, ...)`.
 
     Raises:
         UserError: the configuration does not fit the machine, itself or the environment.
     """
 
     def __init__(self, config: PPOConfig, env: VectorEnv | None = None, rank: int = 0):
+        if env is not None and config.num_envs is None:
+            config = dataclasses.replace(config, num_envs=env.num_envs)
         self.config = config = config.resolved(torch.cuda.is_available())
         self.device = torch.device(config.device)
         self.dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32

@@ -34,7 +34,7 @@ class PPOConfig(RunConfig):
     total_steps: int = 1_000_000
     """Environment steps of the whole run, over all environments, rounded down to whole epochs. At least one batch."""
     num_envs: int | None = None
-    """N, environments stepped together. Default: 64 on a CPU, 4096 on a GPU (PufferLib 4.0)."""
+    """N, environments stepped together. Default: 64; 4096 for environments that a GPU steps (PufferLib 4.0)."""
     horizon: int = 64
     """T, steps of a segment: what the recurrent layers are trained through (PufferLib)."""
     minibatch: int | None = None
@@ -110,7 +110,11 @@ class PPOConfig(RunConfig):
         on_gpu = device.startswith("cuda")
         if on_gpu and not cuda:
             raise UserError(f"--device {self.device}: no CUDA device can be used here; use --device cpu")
-        num_envs = self.num_envs if self.num_envs is not None else (4096 if on_gpu else 64)
+        num_envs = self.num_envs
+        if num_envs is None:
+            from sharpwave.envs.registry import steps_on_device  # only here, for it imports PyTorch
+
+            num_envs = 4096 if on_gpu and steps_on_device(self.env) else 64
         minibatch = self.minibatch
         if minibatch is None:
             minibatch = min(8192, max(1, num_envs // 4) * self.horizon)

@@ -30,12 +30,13 @@ def parse(algorithm: str, args: list[str], prog: str, own: Any, about: str) -> t
         own: a dataclass of the command's own options; it must have `config`, the file of settings.
         about: the help's first line.
     """
-    # --env and --config are looked up first: they decide the defaults that all other options start from.
+    # These are looked up first: they decide the defaults that all other options start from.
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     scan.add_argument("--env", nargs="?")
+    scan.add_argument("--device", nargs="?")
     scan.add_argument("--config", nargs="?", type=Path)
     early, _ = scan.parse_known_args(args)
-    below, env = configs.layers(algorithm, early.config, early.env)
+    below, env = configs.layers(algorithm, early.config, early.env, early.device)
     if env is None and not any(arg in ("-h", "--help") for arg in args):
         raise UserError("an environment is missing: give --env NAME, e.g. --env CartPole-v1")
 

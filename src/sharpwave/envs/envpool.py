@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sharpwave.envs._spaces import action_of, flattening, observation_of
+from sharpwave.envs._transfer import Transfer
 from sharpwave.envs.base import EnvFault, Reset, Step, VectorEnv
 from sharpwave.envs.extras import needs
 
@@ -72,6 +73,7 @@ class EnvPoolVector(VectorEnv):
         action, self._to_gymnasium = action_of(self.pool.action_space, masked=False)
         super().__init__(name or task, num_envs, device, observation_of(flat), action)
         self._check = check_finite
+        self._transfer = Transfer(self.device)
 
     def _make(self, num_envs: int, seed: int) -> None:
         self._close()
@@ -80,11 +82,11 @@ class EnvPoolVector(VectorEnv):
     def _reset(self, seed: int) -> Reset:
         self._make(self.num_envs, int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1)
         obs, _ = self.pool.reset()
-        return Reset(self._put(self._observed(obs)))
+        return Reset(*self._transfer.to_device(self._observed(obs)))
 
     def _step(self, action: Tensor) -> Step:
         try:
-            obs, reward, terminated, truncated, _ = self.pool.step(self._to_gymnasium(action.numpy(force=True)))
+            obs, reward, terminated, truncated, _ = self.pool.step(self._to_gymnasium(self._transfer.to_host(action)))
             final = obs = self._observed(obs)
             ended = np.flatnonzero(terminated | truncated)
             if len(ended):
@@ -99,14 +101,8 @@ class EnvPoolVector(VectorEnv):
             raise EnvFault(
                 self.name, int(np.isfinite(reward).argmin()), self._count, "returned a NaN or infinite reward"
             )
-        next_obs = self._put(final)
-        flags = (self._put(np.array(x, dtype=bool)) for x in (terminated, truncated))
-        return Step(
-            next_obs if obs is final else self._put(obs),
-            self._put(np.array(reward, dtype=np.float32)),
-            *flags,
-            next_obs,
-        )
+        flags = (np.array(x, dtype=bool) for x in (terminated, truncated))
+        return Step(*self._transfer.to_device(obs, np.array(reward, dtype=np.float32), *flags, final))
 
     def _observed(self, obs: Any) -> np.ndarray:
         if self._flatten is not None:
@@ -118,9 +114,6 @@ class EnvPoolVector(VectorEnv):
             index = int(np.isfinite(array).reshape(len(array), -1).all(1).argmin())
             raise EnvFault(self.name, index, self._count, "returned a NaN or infinite observation")
         return array
-
-    def _put(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
 
     def _close(self) -> None:
         if self.pool is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from sharpwave.envs import _snapshot
 from sharpwave.envs._spaces import action_of, flattening, observation_of
 from sharpwave.envs._time_limit import time_limit
+from sharpwave.envs._transfer import Transfer
 from sharpwave.envs.base import Discrete, EnvFault, Reset, Step, VectorEnv
 from sharpwave.envs.registry import unknown
 
@@ -160,7 +161,7 @@ class GymnasiumVector(VectorEnv):
         action, self._to_gymnasium = action_of(vector.single_action_space, masked=action_mask is not None)
         flat, self._flatten = flattening(vector.single_observation_space)
         super().__init__(name, vector.num_envs, device, observation_of(flat), action)
-        self._on_host = self.device.type == "cpu"
+        self._transfer = Transfer(self.device)
         self._dtype = flat.dtype
         self._shape = (self.num_envs, *self.observation.shape)
         self._mask_key = action_mask
@@ -184,12 +185,12 @@ class GymnasiumVector(VectorEnv):
             space.seed(int(seeds[0]))
         for space in (self.vector.single_action_space, self.vector.single_observation_space):
             space.seed(int(seeds[0]))
-        self._now = Reset(self._put(self._observed(obs)), self._mask(info))
+        self._now = Reset(*self._transfer.to_device(self._observed(obs), self._mask(info)))
         return self._now
 
     def _step(self, action: Tensor) -> Step:
         try:
-            batch = self._to_gymnasium(action.numpy(force=True))
+            batch = self._to_gymnasium(self._transfer.to_host(action))
             with time_limit(self._timeout):
                 obs, reward, terminated, truncated, info = self.vector.step(batch)
             reward = np.array(reward, dtype=np.float32)
@@ -215,20 +216,11 @@ class GymnasiumVector(VectorEnv):
         if self.may_skip:
             valid, self._pending = ~self._pending, ended
 
-        self._now = now = Reset(self._put(obs), self._mask(*infos))
-        return Step(
-            now.obs,
-            self._put(reward),
-            self._put(terminated),
-            self._put(truncated),
-            now.obs if next_obs is obs else self._put(next_obs),
-            None if valid is None else self._put(valid),
-            now.action_mask,
+        obs, reward, terminated, truncated, next_obs, valid, mask = self._transfer.to_device(
+            obs, reward, terminated, truncated, next_obs, valid, self._mask(*infos)
         )
-
-    def _put(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._on_host else tensor.to(self.device)
+        self._now = Reset(obs, mask)
+        return Step(obs, reward, terminated, truncated, next_obs, valid, mask)
 
     def _observed(self, obs: Any) -> np.ndarray:
         """A batch of observations as an array that no one else writes into."""
@@ -251,7 +243,7 @@ class GymnasiumVector(VectorEnv):
             self._require_finite("observation", next_obs)
         return next_obs
 
-    def _mask(self, *infos: dict[str, Any]) -> Tensor | None:
+    def _mask(self, *infos: dict[str, Any]) -> np.ndarray | None:
         """Legal choices at the coming observation; a later info, that of the reset, overrules an earlier one."""
         if self._mask_key is None:
             return None
@@ -273,7 +265,7 @@ class GymnasiumVector(VectorEnv):
             mask[given] = np.stack(legal).astype(bool)
         if not found and self._count == 0:
             raise ValueError(f"{self.name}: its info has no {self._mask_key!r} to take as action_mask")
-        return self._put(mask)
+        return mask
 
     def _require_finite(self, what: str, array: np.ndarray) -> None:
         finite = np.isfinite(array)

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from sharpwave.envs._spaces import action_of, flattening, observation_of
+from sharpwave.envs._transfer import Transfer
 from sharpwave.envs.base import Discrete, EnvFault, Reset, Step, VectorEnv
 from sharpwave.envs.extras import needs
 from sharpwave.envs.gymnasium import environment_seeds
@@ -107,6 +108,7 @@ class PettingZooVector(VectorEnv):
         super().__init__(name, num_envs, device, observation_of(flat), ours)
         self.copies = [first, *(build() for _ in range(num_envs // count - 1))]
         self._check = check_finite
+        self._transfer = Transfer(self.device)
         self._obs = np.zeros((num_envs, *self.observation.shape), dtype=flat.dtype)
         width = sum(ours.nvec) if isinstance(ours, Discrete) else 0
         self._mask = np.ones((num_envs, width), dtype=bool) if self._masked else None
@@ -114,10 +116,10 @@ class PettingZooVector(VectorEnv):
     def _reset(self, seed: int) -> Reset:
         for copy, copy_seed in enumerate(environment_seeds(seed, len(self.copies))):
             self._begin_copy(copy, copy_seed)
-        return Reset(self._put(self._obs), None if self._mask is None else self._put(self._mask))
+        return Reset(*self._transfer.to_device(self._obs.copy(), None if self._mask is None else self._mask.copy()))
 
     def _step(self, action: Tensor) -> Step:
-        actions = self._to_gymnasium(action.numpy(force=True))
+        actions = self._to_gymnasium(self._transfer.to_host(action))
         n, count = self.num_envs, len(self.agents)
         reward = np.zeros(n, dtype=np.float32)
         terminated, truncated, valid = (np.zeros(n, dtype=bool) for _ in range(3))
@@ -133,14 +135,14 @@ class PettingZooVector(VectorEnv):
                 reward[row], terminated[row], truncated[row] = (part[agent] for part in found[1:4])
         if self._check and not np.isfinite(reward).all():
             raise self._not_finite("reward", int(np.isfinite(reward).argmin()))
-        next_obs = self._put(self._obs)
+        next_obs = obs = self._obs.copy()
         over = [m for m, env in enumerate(self.copies) if not env.agents]
-        for m in over:
-            self._begin_copy(m, None)
-        obs = self._put(self._obs) if over else next_obs
-        flags = (self._put(x) for x in (reward, terminated, truncated))
-        mask = None if self._mask is None else self._put(self._mask)
-        return Step(obs, *flags, next_obs, self._put(valid), mask)
+        if over:
+            for m in over:
+                self._begin_copy(m, None)
+            obs = self._obs.copy()
+        mask = None if self._mask is None else self._mask.copy()
+        return Step(*self._transfer.to_device(obs, reward, terminated, truncated, next_obs, valid, mask))
 
     def _begin_copy(self, copy: int, seed: int | None) -> None:
         try:
@@ -161,9 +163,6 @@ class PettingZooVector(VectorEnv):
             self._obs[row] = given if self._flatten is None else self._flatten(given)
             if self._check and self.observation.dtype.is_floating_point and not np.isfinite(self._obs[row]).all():
                 raise self._not_finite("observation", row)
-
-    def _put(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.copy()).to(self.device)
 
     def _not_finite(self, what: str, row: int) -> EnvFault:
         return EnvFault(self.name, row, self._count, f"({self._who(row)}) returned a NaN or infinite {what}")

@@ -97,10 +97,28 @@ def make(name: str, num_envs: int, device: torch.device | str = "cpu", **options
     if name.startswith("sharpwave/"):
         raise ValueError(unknown(name))
 
-    word = re.match(r"\w*", name)
-    maker = _prefixes.get(word[0] if word else "", "sharpwave.envs.gymnasium:make_gymnasium")
-    module, _, function = maker.partition(":")
+    module, _, function = _maker(name).partition(":")
     return getattr(importlib.import_module(module), function)(name, num_envs, device, **options)
+
+
+def steps_on_device(name: str) -> bool:
+    """Whether the environments called `name` are stepped by the device they are made for, as far as the name tells.
+
+    True for native ones, JAX's, and classes of your own that are a `VectorEnv`; all others are taken to need the host.
+
+    Raises:
+        ValueError: "module:attribute" of what is not there.
+    """
+    factory = _factories.get(name) or _attribute(name)
+    if factory is not None:
+        return isinstance(factory, type) and issubclass(factory, VectorEnv)
+    return _maker(name).startswith("sharpwave.envs.jax:")
+
+
+def _maker(name: str) -> str:
+    """Where the function is that makes what is not registered."""
+    word = re.match(r"\w*", name)
+    return _prefixes.get(word[0] if word else "", "sharpwave.envs.gymnasium:make_gymnasium")
 
 
 def unknown(name: str) -> str:

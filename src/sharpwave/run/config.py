@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from sharpwave.run.errors import UserError
-from sharpwave.run.presets import preset
+from sharpwave.run.presets import ON_GPU, preset
 
 # name -> where its settings dataclass and its trainer are, each imported when asked for
 ALGORITHMS = {
@@ -79,13 +79,15 @@ def trainer_class(algorithm: str) -> Any:
     return _member(algorithm, 1)
 
 
-def layers(algorithm: str, file: Path | None, env: str | None) -> tuple[dict[str, Any], str | None]:
+def layers(
+    algorithm: str, file: Path | None, env: str | None, device: str | None = None
+) -> tuple[dict[str, Any], str | None]:
     """The settings that preset and file make, and the environment they are for.
 
     Args:
         algorithm: a key of ALGORITHMS.
         file: a TOML file of settings by name (or the config.json of a run), or None.
-        env: the environment given on the command line, which wins over the file's; or None.
+        env, device: those given on the command line, which win over the file's; or None.
 
     Returns:
         ({field: value} without those left at their defaults, env or None).
@@ -93,8 +95,20 @@ def layers(algorithm: str, file: Path | None, env: str | None) -> tuple[dict[str
     given = read_file(file) if file is not None else {}
     given = coerce_all(config_class(algorithm), given, str(file))
     env = env if env is not None else given.get("env")
-    below = preset(algorithm, env) if env is not None else {}
+    below: dict[str, Any] = {}
+    if env is not None:
+        on_gpu = (algorithm, env) in ON_GPU and _is_gpu(device or given.get("device", "auto"))
+        below = preset(algorithm, env, on_gpu)
     return merge(below, given, {"env": env} if env is not None else {}), env
+
+
+def _is_gpu(device: str) -> bool:
+    """Whether a --device is a CUDA device."""
+    if device != "auto":
+        return device.startswith("cuda")
+    import torch  # only here: PyTorch takes seconds to import
+
+    return torch.cuda.is_available()
 
 
 def merge(*settings: Mapping[str, Any]) -> dict[str, Any]:

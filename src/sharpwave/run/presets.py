@@ -1,15 +1,20 @@
-"""Settings that suit a known environment, by (algorithm, environment): what differs from the defaults, and why."""
+"""Settings that suit a known environment, by (algorithm, environment): what differs from the defaults, and why.
+
+Those of PPO are for 64 environments, which a GPU should not change by its own default: fewer, larger updates learn less
+from the same steps. Where the environment runs on the GPU, `ON_GPU` says what many thousands of them take.
+"""
 
 from typing import Any
 
 # Returns of up to 500: a discount whose horizon is a fifth of that, and rewards scaled so that values are at most 1.
-_CARTPOLE = {"total_steps": 500_000, "minibatch": 512, "gamma": 0.99, "reward_scale": 0.01}
+_CARTPOLE = {"num_envs": 64, "total_steps": 500_000, "minibatch": 512, "gamma": 0.99, "reward_scale": 0.01}
 # One step in ten is rewarded: what teaches is the number of updates.
-_CUE_RECALL = {"total_steps": 300_000, "minibatch": 512}
+_CUE_RECALL = {"num_envs": 64, "total_steps": 300_000, "minibatch": 512}
 # Returns of -500 to about -80.
-_ACROBOT = {"total_steps": 400_000, "gamma": 0.99, "reward_scale": 0.01}
+_ACROBOT = {"num_envs": 64, "total_steps": 400_000, "gamma": 0.99, "reward_scale": 0.01}
 # Returns of -1200 to -150 in 200 steps, each of which matters for about 20 more.
 _PENDULUM = {
+    "num_envs": 64,
     "total_steps": 300_000,
     "minibatch": 1024,
     "gamma": 0.95,
@@ -17,12 +22,20 @@ _PENDULUM = {
     "normalize_reward": True,
 }
 # A brick now and then, and nothing to remember but which way the ball flies.
-_BREAKOUT = {"total_steps": 300_000, "minibatch": 1024, "gamma": 0.99, "encoder": "mlp", "layers": 1}
+_BREAKOUT = {
+    "num_envs": 64,
+    "total_steps": 300_000,
+    "minibatch": 1024,
+    "gamma": 0.99,
+    "encoder": "mlp",
+    "layers": 1,
+}
 # Returns of a hundredth a bar, which the next few bars decide.
-_BARS = {"total_steps": 100_000, "minibatch": 1024, "gamma": 0.9, "normalize_reward": True}
+_BARS = {"num_envs": 64, "total_steps": 100_000, "minibatch": 1024, "gamma": 0.9, "normalize_reward": True}
 # Three of the seven actions do something here, and steps are slow, so that each is trained on four times.
 _MINIGRID_MEMORY = {
     "env_kwargs": {"actions": ["left", "right", "forward"]},
+    "num_envs": 64,
     "total_steps": 170_000,
     "horizon": 32,
     "minibatch": 512,
@@ -77,8 +90,21 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 
-def preset(algorithm: str, env: str) -> dict[str, Any]:
-    """The settings for an environment: those of its own name, else of its family ("ALE/*"), else none."""
+# What is otherwise where a native environment and the network share a GPU.
+ON_GPU: dict[tuple[str, str], dict[str, Any]] = {
+    ("ppo", "sharpwave/CartPole"): {"num_envs": 1024, "total_steps": 8_000_000, "minibatch": 4096},
+}
+
+
+def preset(algorithm: str, env: str, on_gpu: bool = False) -> dict[str, Any]:
+    """The settings for an environment: those of its own name, else of its family ("ALE/*"), else none.
+
+    Args:
+        algorithm, env: as in `PRESETS`.
+        on_gpu: whether the network runs on a CUDA device; then what `ON_GPU` says for the environment comes on top.
+    """
     namespace, slash, _ = env.partition("/")
     family = f"{namespace}/*" if slash else env
-    return PRESETS.get((algorithm, env), PRESETS.get((algorithm, family), {}))
+    found = PRESETS.get((algorithm, env), PRESETS.get((algorithm, family), {}))
+    there = ON_GPU.get((algorithm, env)) if on_gpu else None
+    return found if there is None else found | there
