@@ -7,6 +7,7 @@ import torch
 
 from sharpwave.algos.ppo import PPO, PPOConfig
 from sharpwave.run.evaluate import evaluate
+from sharpwave.run.graphs import Captured
 from tests.algos.test_ppo import fingerprint, train
 
 pytestmark = pytest.mark.gpu
@@ -16,8 +17,9 @@ SMALL = dict(device="cuda", num_envs=64, horizon=16, minibatch=256, hidden=32, t
 
 def trainer(env="sharpwave/CartPole", captured=True, **changes):
     agent = PPO(PPOConfig(env=env, **(SMALL | changes)))
-    for run in (agent._run_draw, agent._run_update, agent._run_last_update, agent._run_rollout):
-        run.enabled &= captured
+    for run in vars(agent).values():
+        if isinstance(run, Captured):
+            run.enabled &= captured
     return agent
 
 
@@ -28,6 +30,17 @@ def test_captured_equals_eager(env, dtype):
     assert all(run.graph for run in (captured._run_draw, captured._run_update, captured._run_last_update))
     assert captured._run_rollout.graph is not None
     assert fingerprint(captured) == fingerprint(train(trainer(env, captured=False, dtype=dtype)))
+
+
+@pytest.mark.parametrize("changes", [{}, {"puffer_compat": True}, {"normalize_obs": True, "normalize_reward": True}])
+def test_environments_on_the_host(changes):
+    """Their step is in no graph, but the policy's is; and the value where an episode was cut off, inside a segment."""
+    settings = dict(env_kwargs=dict(max_episode_steps=7), num_envs=8, minibatch=32, total_steps=128 * 6) | changes
+    captured = train(trainer("Acrobot-v1", **settings))
+    assert captured._run_rollout.graph is None
+    assert captured._run_next_value.graph is not None
+    assert (captured._run_step.graph is None) == ("puffer_compat" in changes)
+    assert fingerprint(captured) == fingerprint(train(trainer("Acrobot-v1", captured=False, **settings)))
 
 
 def test_resume_is_exact():

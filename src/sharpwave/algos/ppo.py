@@ -32,6 +32,7 @@ from sharpwave.algos.segments import Segments, segment_advantage
 from sharpwave.envs.base import Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn import Policy, RewardNormalizer
+from sharpwave.nn.actions import Sample
 from sharpwave.ops.cdf import draw_segments
 from sharpwave.ops.write_back import write_back
 from sharpwave.optim import Muon
@@ -118,12 +119,19 @@ class PPO:
             [self.generator, *self.env.generators],
             enabled=self.env.capturable,
         )
+        # Where the environment cannot be in the graph, these are graphs of their own; compat resets at t = 0 only.
+        self._run_step = Captured(self._step, self.device, [self.generator], enabled=not config.puffer_compat)
+        self._run_next_value = Captured(self._next_value, self.device)
         self._faults: list[str] = []
         self._metrics = UpdateMetrics(self.device)
         self.state = self.policy.initial_state(config.num_envs)
         self.begins = torch.ones(config.num_envs, dtype=torch.bool, device=self.device)
+        self._reset: Tensor | None = self.begins
+        self._stepped: tuple[Tensor, Sample]
         start = self.env.reset(seeding.stream_seed(config.seed, rank, "env"))
         self.obs = start.obs.clone()
+        self.next_obs = self.obs[:0] if self.env.capturable else torch.zeros_like(self.obs)
+        self.next_value = torch.zeros(config.num_envs, device=self.device)
         self.mask = None if start.action_mask is None else start.action_mask.clone()
         self._begin(start)
 
@@ -153,24 +161,42 @@ class PPO:
         s.obs[:, 0] = self.obs
         for t in range(config.horizon):
             last = t == config.horizon - 1
-            out, sample = self._act(s.obs[:, t], self.state, self._reset_flag(t), self.mask, out_state=self.state)
             if s.mask is not None and self.mask is not None:
                 s.mask[:, t] = self.mask
+            if self.env.capturable:
+                out, sample = self._act(s.obs[:, t], self.state, self._reset_flag(t), self.mask, out_state=self.state)
+                value = out.value
+            else:
+                self._reset = self._reset_flag(t)
+                self._run_step()
+                value, sample = self._stepped
 
-            # In place, here as for the state and the flags: a captured rollout goes on where the last one stopped.
+            # In place, here as for the state and the flags: a graph goes on where the last replay stopped.
             step = self.env.step(
                 self.policy.actions.to_env(sample.action),
-                out=self.obs if last else s.obs[:, t + 1],
+                out=s.obs[:, t + 1] if self.env.capturable and not last else self.obs,
                 need_next_obs=last or self.env.may_truncate,
             )
+            if not (self.env.capturable or last):
+                s.obs[:, t + 1] = self.obs
             reward = step.reward
             if self.reward_normalizer is not None:
                 reward = self.reward_normalizer(reward, step.terminated | step.truncated)
-            s.record(t, sample, out.value, step, self._scale(reward), self.begins)
+            s.record(t, sample, value, step, self._scale(reward), self.begins)
             self._bootstrap(t, step)
             self.episodes.update(step)
             if self.mask is not None and step.action_mask is not None:
                 self.mask.copy_(step.action_mask)
+
+    def _step(self) -> None:
+        """The policy's part of a rollout's step: from `obs` and `state` to `_stepped`."""
+        out, sample = self._act(self.obs, self.state, self._reset, self.mask, out_state=self.state)
+        self._stepped = out.value, sample
+
+    def _next_value(self) -> None:
+        """V(next_obs), after `_step` has read what came before it."""
+        with self._autocast():
+            self.next_value.copy_(self.policy.step(self.next_obs, self.state).value)
 
     def _first_draw(self) -> None:
         with torch.no_grad():
@@ -266,10 +292,14 @@ class PPO:
 
     def _bootstrap(self, t: int, step: Step) -> None:
         """Store V(next_obs_t) where `puff_advantage` will read it: at truncations, and at the last step."""
-        next_value = self.segments.next_value[:, t]
-        if not self.env.may_truncate and t < self.config.horizon - 1:
+        last, next_value = t == self.config.horizon - 1, self.segments.next_value[:, t]
+        if not last and (not self.env.may_truncate or self.env.any_truncated is False):
             return
-        if t == self.config.horizon - 1 or self.device.type != "cpu":
+        if not self.env.capturable and self.device.type != "cpu":
+            self.next_obs.copy_(step.next_obs)
+            self._run_next_value()
+            next_value.copy_(self.next_value)
+        elif last or self.device.type != "cpu":
             # On an accelerator all are computed: looking which are needed would wait for the device.
             with self._autocast():
                 next_value.copy_(self.policy.step(step.next_obs, self.state).value)

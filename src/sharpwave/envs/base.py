@@ -161,12 +161,15 @@ class VectorEnv(ABC):
         capturable: `step` neither synchronises nor branches on values, so that it may be captured in a CUDA graph.
         may_skip: `Step.valid` is given at every step; otherwise it is always None.
         may_truncate: `Step.truncated` can be true; false saves a trainer the value of `next_obs`.
+        any_truncated: whether the last step cut an episode off, where the host knows without waiting for the device;
+            None where it does not.
         generators: what `step` draws from, to be registered with a CUDA graph that captures it.
     """
 
     capturable: bool = False
     may_skip: bool = False
     may_truncate: bool = True
+    any_truncated: bool | None = None
     generators: tuple[torch.Generator, ...] = ()
 
     def __init__(

@@ -101,6 +101,7 @@ class EnvPoolVector(VectorEnv):
             raise EnvFault(
                 self.name, int(np.isfinite(reward).argmin()), self._count, "returned a NaN or infinite reward"
             )
+        self.any_truncated = bool(np.any(truncated))
         flags = (np.array(x, dtype=bool) for x in (terminated, truncated))
         return Step(*self._transfer.to_device(obs, np.array(reward, dtype=np.float32), *flags, final))
 

@@ -216,6 +216,7 @@ class GymnasiumVector(VectorEnv):
         if self.may_skip:
             valid, self._pending = ~self._pending, ended
 
+        self.any_truncated = bool(truncated.any())
         obs, reward, terminated, truncated, next_obs, valid, mask = self._transfer.to_device(
             obs, reward, terminated, truncated, next_obs, valid, self._mask(*infos)
         )

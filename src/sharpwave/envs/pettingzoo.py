@@ -141,6 +141,7 @@ class PettingZooVector(VectorEnv):
             for m in over:
                 self._begin_copy(m, None)
             obs = self._obs.copy()
+        self.any_truncated = bool(truncated.any())
         mask = None if self._mask is None else self._mask.copy()
         return Step(*self._transfer.to_device(obs, reward, terminated, truncated, next_obs, valid, mask))
 
