@@ -15,7 +15,7 @@ import torch
 
 import sharpwave
 from sharpwave.algos.ppo_config import PPOConfig
-from sharpwave.cli import COMMANDS, main
+from sharpwave.cli import COMMANDS, _trainers, main
 from sharpwave.ops import _backends
 from sharpwave.run import checkpoint, loop, options, parity, presets, rundir
 from sharpwave.run import config as configs
@@ -485,3 +485,10 @@ def test_a_run_uses_its_threads_and_the_process_goes_on_with_its_own(monkeypatch
     assert main([*TRAIN_STUB, "--run-dir", "y", "--threads", "2"]) == 0
     assert set(seen) == {("train_epoch", 2, min(2, most)), ("act", 2, min(2, most))}
     assert (torch.get_num_threads(), numba.get_num_threads()) == before
+
+
+def test_kernels_that_an_earlier_run_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(pytest.importorskip("triton").knobs.cache, "dir", str(tmp_path))
+    assert not _trainers._are_compiled("cuda")
+    (tmp_path / "kernel").mkdir()
+    assert _trainers._are_compiled("cuda")

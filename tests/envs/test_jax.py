@@ -69,6 +69,22 @@ class TestMemory:
         assert all(torch.equal(step.obs, copy) for step, copy in zip(steps, copies, strict=True))
 
 
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_begun_together_or_in_batches(batch):
+    import jax.numpy as jnp
+
+    def reset(key):
+        return jax.random.uniform(key, (3,)), {"until": jax.random.randint(key, (), 1, 9)}
+
+    def step(key, world, action):
+        return jnp.full(3, world["until"], dtype=jnp.float32), world, 0.0, False, False
+
+    together, apart = (JaxVector("w", 6, "cpu", envs.Discrete((2,)), reset, step, reset_batch=b) for b in (None, batch))
+    assert torch.equal(together.reset(3).obs, apart.reset(3).obs)
+    action = torch.zeros(6, dtype=torch.int64)
+    assert torch.equal(together.step(action).obs, apart.step(action).obs)
+
+
 @pytest.mark.parametrize("batch", [None, 1, 3])
 def test_ends_and_beginnings(batch):
     """However many episodes are begun at a time, each end shows its own last observation and a fresh first one."""
@@ -198,3 +214,19 @@ def test_on_a_gpu_nothing_is_copied_or_waited_for():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert step.obs.is_cuda and step.obs.data_ptr() == env._obs.unsafe_buffer_pointer()
+
+
+@pytest.mark.gpu
+def test_trained_on_a_gpu():
+    """JAX's threads do not disturb the capture of the policy's graphs, nor these JAX's arrays."""
+    settings = dict(num_envs=64, horizon=16, minibatch=256, total_steps=1024 * 8, seed=3)
+    weights = []
+    for captured in (True, False):
+        agent = PPO(PPOConfig(env="gymnax/CartPole-v1", device="cuda", **settings))
+        for run in (agent._run_step, agent._run_next_value, agent._run_draw, agent._run_update, agent._run_last_update):
+            run.enabled &= captured
+        for _ in range(agent.num_epochs):
+            agent.train_epoch()
+        assert (agent._run_step.graph is not None) is captured
+        weights.append([p.detach().clone() for p in agent.policy.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))

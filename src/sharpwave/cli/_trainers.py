@@ -1,5 +1,6 @@
 """What the commands share that make a trainer: making it, training it, and letting it play."""
 
+import importlib.util
 import shlex
 import signal
 from pathlib import Path
@@ -36,8 +37,9 @@ def train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
         "backends: " + ", ".join(f"{op} {name}" for op, name in backends(trainer.device.type).items()),
         f"run directory: {run_dir}",
     ]
-    if trainer.device.type == "cpu" and not any(Path(sharpwave.__file__).parent.rglob("*.nbc")):
-        header.append("compiling the CPU's kernels: this once, the first epoch takes up to a minute longer")
+    if not _are_compiled(trainer.device.type):
+        name = {"cpu": "CPU", "cuda": "GPU"}[trainer.device.type]
+        header.append(f"compiling the {name}'s kernels: this once, the first epoch takes up to a minute longer")
     display = displays.make(displays.SurvivingConsole(), trainer.num_epochs, header)
     with StopRequest(display.stopping) as stop:
         try:
@@ -53,6 +55,17 @@ def train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
     if config.eval_episodes:
         print(play(trainer, config.eval_episodes, config.seed, deterministic=True))
     return 0
+
+
+def _are_compiled(device_type: str) -> bool:
+    """Whether an earlier run has left compiled kernels for a kind of device; true where none are compiled."""
+    if device_type == "cpu":
+        return any(Path(sharpwave.__file__).parent.rglob("*.nbc"))
+    if device_type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from triton import knobs
+
+        return any(Path(knobs.cache.dir).glob("*"))
+    return True
 
 
 def play(trainer: Any, episodes: int, seed: int, deterministic: bool) -> str:

@@ -1,6 +1,7 @@
 """JAX environments behind this package's contract, their arrays shared by DLPack: gymnax and Craftax."""
 
 import difflib
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -119,7 +120,7 @@ class JaxVector(VectorEnv):
             beginning the next episode: the observation is the true final one.
         reset_batch: how many episodes are begun at a time. N begins one for every environment at each step and keeps
             those that are needed, the fastest where beginning is cheap; fewer are begun one batch after the other, and
-            only as many as ended.
+            only as many as ended. The memory that beginning takes is that of a batch.
         check_finite: on a CPU, raise where a reward or observation is NaN or infinite. On a GPU that would wait.
 
     Deterministic for a seed and device. Episodes are saved exactly: all state is arrays. The first step compiles, which
@@ -148,8 +149,9 @@ class JaxVector(VectorEnv):
         dtype = torch.from_numpy(np.empty(0, shown.dtype)).dtype
         super().__init__(name, num_envs, device, Observation(tuple(shown.shape[1:]), dtype), action)
         self._check = check_finite and self.device.type == "cpu"
-        self._begin_all = jax.jit(_beginning(reset, num_envs))
-        self._advance = jax.jit(_advancing(reset, step, num_envs, min(reset_batch or num_envs, num_envs)))
+        batch = min(reset_batch or num_envs, num_envs)
+        self._begin_all = jax.jit(_beginning(reset, num_envs, batch))
+        self._advance = jax.jit(_advancing(reset, step, num_envs, batch))
         self._low = self._high = None
         if isinstance(action, Continuous):
             self._low, self._high = torch.tensor([action.low, action.high], device=self.device)
@@ -194,10 +196,12 @@ class JaxVector(VectorEnv):
         return Reset(self._shown(), continued=True)
 
 
-def _beginning(reset: ResetOne, n: int) -> Callable[[Any], tuple[Any, Any, Any]]:
+def _beginning(reset: ResetOne, n: int, batch: int) -> Callable[[Any], tuple[Any, Any, Any]]:
+    """key -> (observations, states, key). All at once, thousands of large worlds take much of a GPU's memory."""
+
     def begin(key: Any):
         key, sub = jax.random.split(key)
-        obs, world = jax.vmap(reset)(jax.random.split(sub, n))
+        obs, world = jax.lax.map(reset, jax.random.split(sub, n), batch_size=math.gcd(n, batch))
         return *_strong((obs, world)), key
 
     return begin

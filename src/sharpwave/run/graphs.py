@@ -57,7 +57,8 @@ class Captured:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         for generator in self.generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, stream=_capture_stream(self.device)):
+        # JAX's threads may allocate meanwhile, which a global capture would take for a mistake of its own.
+        with torch.cuda.graph(graph, stream=_capture_stream(self.device), capture_error_mode="thread_local"):
             self.fn()
         graph.instantiate()
         return graph

@@ -92,7 +92,10 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
 
 # What is otherwise where a native environment and the network share a GPU.
 ON_GPU: dict[tuple[str, str], dict[str, Any]] = {
-    ("ppo", "sharpwave/CartPole"): {"num_envs": 1024, "total_steps": 8_000_000, "minibatch": 4096},
+    ("ppo", "sharpwave/Breakout"): {"num_envs": 1024, "total_steps": 15_000_000, "minibatch": 8192},
+    ("ppo", "sharpwave/CartPole"): {"num_envs": 2048, "horizon": 32, "total_steps": 6_000_000, "minibatch": 4096},
+    # Segments of the episodes' length and more, for delays of up to 126.
+    ("ppo", "sharpwave/CueRecall"): {"num_envs": 1024, "horizon": 128, "total_steps": 30_000_000, "minibatch": 8192},
 }
 
 
