@@ -151,7 +151,8 @@ class JaxVector(VectorEnv):
         self._check = check_finite and self.device.type == "cpu"
         batch = min(reset_batch or num_envs, num_envs)
         self._begin_all = jax.jit(_beginning(reset, num_envs, batch))
-        self._advance = jax.jit(_advancing(reset, step, num_envs, batch))
+        # The states are nobody else's: a step may write the next ones over them.
+        self._advance = jax.jit(_advancing(reset, step, num_envs, batch), donate_argnums=1)
         self._low = self._high = None
         if isinstance(action, Continuous):
             self._low, self._high = torch.tensor([action.low, action.high], device=self.device)
