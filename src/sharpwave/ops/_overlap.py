@@ -27,5 +27,7 @@ def after_previous(OVERLAP: tl.constexpr):
 @functools.cache
 def overlap(device: torch.device) -> dict[str, bool]:
     """A launch's options, empty of everything but OVERLAP where a device cannot do it."""
-    able = device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= 9
+    compiled = isinstance(after_previous, triton.JITFunction)  # not by Triton's interpreter
+    nvidia = device.type == "cuda" and torch.version.cuda is not None
+    able = compiled and nvidia and torch.cuda.get_device_capability(device)[0] >= 9
     return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
