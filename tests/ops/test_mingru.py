@@ -199,6 +199,24 @@ def test_a_reset_is_a_fresh_start_even_from_nan(backend, device):
     assert not got[3].any(), "the gradient crossed the reset"
 
 
+@pytest.mark.parametrize("tiling", [(16, 4, 32, 2), (16, 2, 64, 2), (8, 2, 64, 2)])
+@pytest.mark.parametrize("t", [17, 32])
+@backends("triton")
+def test_every_tiling_gives_the_serial_numbers(backend, device, tiling, t, monkeypatch):
+    """States that are not finite included, which resets end in the middle of a tile."""
+    from sharpwave.ops.mingru import triton
+
+    combined, state, x, reset, dout, dnext = inputs(1, t, 34, p_reset=0.2, device=device)
+    state[0, 3], combined[0, 5, 33], combined[0, 9, 40] = math.nan, math.inf, -math.nan
+    tensors = combined, state, x, reset, dout, dnext
+    want = run(*tensors, backend=backend, backward="serial")
+    assert want[0].isnan().any() and not want[0].isnan().any(1).all()
+    monkeypatch.setattr(triton, "_tiling", lambda *_args, **_options: triton._Tiling(*tiling))
+    for name, got, serial in zip(NAMES, run(*tensors, backend=backend), want, strict=True):
+        assert torch.equal(got.isnan(), serial.isnan()), name
+        assert torch.equal(got.nan_to_num(0.25), serial.nan_to_num(0.25)), name
+
+
 @QUICK
 def test_rows_and_channels_do_not_meet(backend, device):
     base = inputs(2, 20, 4, p_reset=0.1, device=device)

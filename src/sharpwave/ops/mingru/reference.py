@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 # The scan keeps the state it carries into every step t with t % CHECKPOINT = 0; the backward starts again from there.
-CHECKPOINT = 16
+CHECKPOINT = 8
 
 
 def gates(combined: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -6,6 +6,8 @@ run side by side. What one segment hands to the next is found by running the car
 two operations a step.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -93,6 +95,27 @@ def _or_minus_zero(value, condition):
     return bits.to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def _scan_fwd_steps(
+    h, combined_ptr, x_ptr, reset_ptr, out_ptr, kept_ptr, b, T, offs_h, mask,
+    H: tl.constexpr, SAVE: tl.constexpr, APPROX: tl.constexpr, CHECKPOINT: tl.constexpr,
+):  # fmt: skip
+    """A row's steps one after the other, with resets that forget a NaN; the state after them."""
+    for t in range(T):
+        row = b * T + t
+        combined = combined_ptr + row * 3 * H + offs_h
+        hidden = _load(combined, mask, True)
+        z = _sigmoid(_load(combined + H, mask, True), APPROX)
+        p = _sigmoid(_load(combined + 2 * H, mask, True), APPROX)
+        x = _load(x_ptr + row * H + offs_h, mask, True)
+        if SAVE:
+            tl.store(kept_ptr + t // CHECKPOINT * H + offs_h, h, mask=mask & (t % CHECKPOINT == 0))
+        h = _mask_bits(h, _keep(reset_ptr + row, True, False))
+        h = tl.fma(1.0 - z, h, z * _candidate(hidden, APPROX)[0])
+        _store(out_ptr + row * H + offs_h, tl.fma(p, h - x, x), mask, True)
+    return h
+
+
 @triton.jit(do_not_specialize=["T"])
 def _scan_fwd_kernel(
     combined_ptr,
@@ -112,19 +135,21 @@ def _scan_fwd_kernel(
     EVEN_T: tl.constexpr,
     MASKED: tl.constexpr,
     APPROX: tl.constexpr,
+    CHECKPOINT: tl.constexpr,
 ):
     b = (tl.program_id(0) // tl.cdiv(H, BLOCK_H)).to(tl.int64)
     offs_h = tl.program_id(0) % tl.cdiv(H, BLOCK_H) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :]
     offs_s = tl.arange(0, SEGMENTS)[:, None]
     mask_h = offs_h < H
+    kept_ptr = checkpoints_ptr + b * tl.cdiv(T, CHECKPOINT) * H
 
     carry = tl.load(state_ptr + b * H + offs_h, mask=mask_h, other=0.0)  # [1, BLOCK_H]
+    largest = tl.zeros([SEGMENTS, BLOCK_H], tl.int32)
     for tile in range(tl.cdiv(T, SEGMENTS * STEPS)):
-        segment = tile * SEGMENTS + offs_s  # [SEGMENTS, 1]
-        first = segment * STEPS
+        first = (tile * SEGMENTS + offs_s) * STEPS  # [SEGMENTS, 1]
         row = b * T + first
         combined = combined_ptr + row * (3 * H) + offs_h
-        # h_t = a_t h' + b_t, with h' = h_{t-1} & keep_t
+        # h_t = a_t h_{t-1} + b_t. At a reset a_t is 0, which takes no more registers than a_t.
         decays, gains, ps, xs = (), (), (), ()
         if RESET:
             keeps = _keeps(reset_ptr, row, first, T, STEPS, EVEN_T)
@@ -137,29 +162,36 @@ def _scan_fwd_kernel(
             decay, gain = 1.0 - z, z * _candidate(hidden, APPROX)[0]
             if not EVEN_T:  # a step past the end is h = 1 h + -0, which keeps the sign of a zero too
                 decay, gain = tl.where(first + k < T, decay, 1.0), _or_minus_zero(gain, first + k < T)
-            decays += (decay,)
+            decays += (_mask_bits(decay, keeps[k]) if RESET else decay,)
             gains += (gain,)
         start = tl.broadcast_to(carry, [SEGMENTS, BLOCK_H])
         for s in tl.static_range(SEGMENTS - 1):
             h = start
             for k in tl.static_range(STEPS):
-                if RESET:
-                    h = _mask_bits(h, keeps[k])
                 h = tl.fma(decays[k], h, gains[k])
             start = tl.where(offs_s == s + 1, _row(h, offs_s, s), start)
-        if SAVE:
-            kept = checkpoints_ptr + (b * tl.cdiv(T, STEPS) + segment) * H + offs_h
-            _store(kept, start, (first < T) & mask_h, MASKED)
         h = start
         for k in tl.static_range(STEPS):
-            if RESET:
-                h = _mask_bits(h, keeps[k])
+            if SAVE and k % CHECKPOINT == 0:
+                kept = kept_ptr + (first + k) // CHECKPOINT * H + offs_h
+                _store(kept, h, (first + k < T) & mask_h, MASKED)
             h = tl.fma(decays[k], h, gains[k])
             out = tl.fma(ps[k], h - xs[k], xs[k])
             _store(out_ptr + row * H + offs_h + k * H, out, (first + k < T) & mask_h, MASKED)
+        if RESET:
+            largest = tl.maximum(largest, h.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
         carry = h
         if SEGMENTS > 1:
             carry = _row(h, offs_s, SEGMENTS - 1)
+    if RESET:  # noqa: SIM102
+        # A state that is not finite stays so, for 0 NaN and 0 inf are NaN, and a reset did not forget it.
+        if tl.max(tl.max(largest, 1), 0) >= 0x7F800000:
+            tl.debug_barrier()  # what is written from here on comes after what was written above
+            h = tl.load(state_ptr + b * H + offs_h, mask=mask_h, other=0.0)
+            carry = _scan_fwd_steps(
+                h, combined_ptr, x_ptr, reset_ptr, out_ptr, kept_ptr, b, T, offs_h, mask_h,
+                H, SAVE, APPROX, CHECKPOINT,
+            )  # fmt: skip
     tl.store(next_state_ptr + b * H + offs_h, carry, mask=mask_h)
 
 
@@ -188,6 +220,7 @@ def _scan_bwd_tiled_kernel(
     EVEN_T: tl.constexpr,
     MASKED: tl.constexpr,
     APPROX: tl.constexpr,
+    CHECKPOINT: tl.constexpr,
 ):
     b = (tl.program_id(0) // tl.cdiv(H, BLOCK_H)).to(tl.int64)
     offs_h = tl.program_id(0) % tl.cdiv(H, BLOCK_H) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :]
@@ -205,12 +238,12 @@ def _scan_bwd_tiled_kernel(
         slope = tl.load(slopes_ptr + at, mask=mask_h, other=1.0)
         carry = tl.fma(slope, carry, tl.load(adds_ptr + at, mask=mask_h, other=0.0))
     for back in range(end - chunk * tiles_per_chunk):
-        segment = (end - 1 - back) * SEGMENTS + offs_s
-        first = segment * STEPS
+        first = ((end - 1 - back) * SEGMENTS + offs_s) * STEPS
         row = b * T + first
         combined = combined_ptr + row * (3 * H) + offs_h
         dcombined = dcombined_ptr + row * (3 * H) + offs_h
-        h = _load(checkpoints_ptr + (b * tl.cdiv(T, STEPS) + segment) * H + offs_h, (first < T) & mask_h, MASKED)
+        kept = checkpoints_ptr + (b * tl.cdiv(T, CHECKPOINT) + first // CHECKPOINT) * H + offs_h
+        h = _load(kept, (first < T) & mask_h, MASKED)
         # Every load stands before the first store, which it could not be moved across.
         hiddens, gates, projs, xs, gs = (), (), (), (), ()
         if RESET:
@@ -400,7 +433,7 @@ def _step_kernel(
 
 # Contraction is written (tl.fma) and otherwise off, so that every kernel here rounds alike.
 FUSION = {"enable_fp_fusion": False}
-BLOCK_H = 32  # channels a program: one lane each
+BLOCK_H = 32  # channels a program of the serial backward: one lane each
 
 
 def _approx() -> bool:
@@ -418,27 +451,43 @@ def _prepare(tensors: tuple[Tensor, ...], reset: Tensor | None) -> tuple[list[Te
     return kept, flags if flags.data_ptr() % 4 == 0 else flags.clone()  # they are read in words
 
 
-def _config(horizon: int, h: int, per_lane: int) -> dict[str, int | bool]:
-    """Four segments of 32 channels, or as many as T fills; `per_lane` channels a lane.
+class _Tiling(NamedTuple):
+    """How a program walks its row: lanes of `steps` steps, `segments` of them after each other, `channels` abreast."""
 
-    Measured on an H200 for T = 128, H = 256, B = 64 and 256. More segments lose to running the carry more often, fewer
-    leave too few loads in flight.
+    steps: int
+    segments: int
+    channels: int
+    num_warps: int
+
+    def options(self, horizon: int, h: int) -> dict[str, int | bool]:
+        """What the kernels are built with: as many segments as T fills, and whether T and H fill all tiles."""
+        segments = min(self.segments, triton.next_power_of_2(triton.cdiv(horizon, self.steps)))
+        even = horizon % (self.steps * segments) == 0
+        return {
+            "STEPS": self.steps,
+            "SEGMENTS": segments,
+            "BLOCK_H": self.channels,
+            "EVEN_T": even,
+            "MASKED": not even or h % self.channels != 0,
+            "CHECKPOINT": CHECKPOINT,
+            "num_warps": max(1, self.num_warps * segments // self.segments),
+        }
+
+
+def _tiling(b: int, h: int, size: int, backward: bool) -> _Tiling:
+    """Measured on an H200 for T = 128, H = 256 and elements of `size` bytes.
+
+    A small batch wants many segments: a lane's loads are in flight together. A large one fills the GPU anyway, and more
+    segments only run the carry more often. Two 16-bit channels a lane make loads of four bytes.
     """
-    segments = min(4, triton.next_power_of_2(triton.cdiv(horizon, CHECKPOINT)))
-    even = horizon % (CHECKPOINT * segments) == 0
-    return {
-        "STEPS": CHECKPOINT,
-        "SEGMENTS": segments,
-        "BLOCK_H": BLOCK_H,
-        "EVEN_T": even,
-        "MASKED": not even or h % BLOCK_H != 0,
-        "num_warps": max(1, segments // per_lane),
-    }
+    if size == 2 and b * triton.cdiv(h, 64) >= 512:
+        return _Tiling(8, 2, 64, 2) if backward else _Tiling(16, 2, 64, 2)
+    return _Tiling(16, 4, 32, 4 if backward or size == 4 else 2)
 
 
-def _chunks(b: int, n_tiles: int, h: int) -> int:
-    """How many programs share a row's time in the "fast" backward: enough to fill a GPU, and at most 32."""
-    return max(1, min(32, n_tiles, 528 // (b * triton.cdiv(h, BLOCK_H))))
+def _chunks(programs: int, n_tiles: int) -> int:
+    """How many share what is one program's time in the "fast" backward: enough to fill a GPU, and at most 32."""
+    return max(1, min(32, n_tiles, 528 // programs))
 
 
 def mingru_scan(
@@ -452,15 +501,15 @@ def mingru_scan(
     checkpoints = state.new_empty(b, triton.cdiv(horizon, CHECKPOINT) if save else 0, h)
     if x.numel() == 0:
         return out, next_state, checkpoints
-    # Two 16-bit channels a lane make loads of four bytes.
-    _scan_fwd_kernel[(triton.cdiv(h, BLOCK_H) * b,)](
+    tiling = _tiling(b, h, x.element_size(), backward=False)
+    _scan_fwd_kernel[(triton.cdiv(h, tiling.channels) * b,)](
         *(combined, state, x, flags, out, next_state, checkpoints),
         T=horizon,
         H=h,
         RESET=reset is not None,
         SAVE=save,
         APPROX=_approx(),
-        **_config(horizon, h, per_lane=1 if x.element_size() == 4 else 2),
+        **tiling.options(horizon, h),
         **FUSION,
     )
     return out, next_state, checkpoints
@@ -519,12 +568,13 @@ def mingru_scan_backward(
             **FUSION,
         )
         return dcombined, dstate, dx
-    config = _config(horizon, h, per_lane=1)
-    tile = CHECKPOINT * config["SEGMENTS"]
+    tiling = _tiling(b, h, x.element_size(), backward=True)
+    options = tiling.options(horizon, h)
+    tile = options["STEPS"] * options["SEGMENTS"]
     n_tiles = triton.cdiv(horizon, tile)
-    tiles_per_chunk = triton.cdiv(n_tiles, _chunks(b, n_tiles, h) if backward == "fast" else 1)
+    programs = triton.cdiv(h, tiling.channels) * b
+    tiles_per_chunk = triton.cdiv(n_tiles, _chunks(programs, n_tiles) if backward == "fast" else 1)
     chunks = triton.cdiv(n_tiles, tiles_per_chunk)
-    programs = triton.cdiv(h, BLOCK_H) * b
     common = {"T": horizon, "n_chunks": chunks, "H": h, "RESET": reset is not None, "APPROX": _approx(), **FUSION}
     slopes = adds = dstate
     if chunks > 1:
@@ -532,8 +582,8 @@ def mingru_scan_backward(
         _summary_kernel[(programs, chunks - 1)](
             *(dout, combined, flags, slopes, adds),
             steps_per_chunk=tiles_per_chunk * tile,
-            STEPS=CHECKPOINT,
-            BLOCK_H=BLOCK_H,
+            STEPS=tiling.steps,
+            BLOCK_H=tiling.channels,
             num_warps=1,
             **common,
         )
@@ -541,7 +591,7 @@ def mingru_scan_backward(
         *(dout, last, combined, x, flags, checkpoints, dcombined, dstate, dx, slopes, adds),
         tiles_per_chunk=tiles_per_chunk,
         LAST=dnext_state is not None,
-        **config,
+        **options,
         **common,
     )
     return dcombined, dstate, dx
