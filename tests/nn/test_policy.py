@@ -6,6 +6,7 @@ import torch
 from sharpwave.envs import Continuous, Discrete, Observation
 from sharpwave.nn import CategoricalActions, GaussianActions, Policy, make_encoder
 from sharpwave.nn.linear import AlignedLinear, linear_float32
+from sharpwave.ops.ppo_loss import ppo_loss_categorical
 
 FLAT = Observation((5,), torch.float32)
 
@@ -159,13 +160,17 @@ class TestRounded:
         assert len(copies) == sum(p.ndim == 2 for p in plain.parameters())
         obs, state = torch.randn(4, 6, 5, generator=gen), torch.rand(2, 4, 16, generator=gen)
         reset = torch.rand(4, 6, generator=gen) < 0.3
-        dy = torch.randn(24, 4, generator=gen)
+        rows = (
+            torch.randint(3, (24, 1), generator=gen),
+            *torch.randn(4, 24, generator=gen).unbind(),
+            torch.tensor(0.1),
+        )
+        settings = dict(clip=0.2, vf_clip=0.2, vf_coef=0.5)
         for policy in (plain, copied):
             features = policy.features(obs, state, reset)
-            out = policy(obs, state, reset)
-            y = torch.cat([out.params, out.value[..., None]], -1).flatten(0, 1)
-            assert torch.allclose(policy.decode(features)[:, :4], y, atol=1e-6)
-            policy.backward(features, dy)
+            gradient = policy.loss(features, None, *rows, **settings)
+            assert torch.allclose(gradient.value, policy(obs, state, reset).value.flatten(), atol=1e-6)
+            policy.backward(features, gradient)
         want, got = plain(obs, state, reset), copied(obs, state, reset)
         assert torch.allclose(want.params, got.params, atol=1e-6) and torch.allclose(want.state, got.state, atol=1e-6)
         for p, q in zip(plain.parameters(), copied.parameters(), strict=True):
@@ -173,7 +178,9 @@ class TestRounded:
         # And they are those of autograd through all of it.
         plain.zero_grad()
         out = plain(obs, state, reset)
-        torch.cat([out.params, out.value[..., None]], -1).flatten(0, 1).backward(dy)
+        loss = ppo_loss_categorical(out.params.flatten(0, 1), out.value.flatten(), *rows, nvec=(3,), **settings).loss
+        assert torch.allclose(loss, gradient.loss, atol=1e-6)
+        loss.backward()
         for p, q in zip(plain.parameters(), copied.parameters(), strict=True):
             assert torch.allclose(p.grad, q.grad, rtol=1e-5, atol=1e-5)
 

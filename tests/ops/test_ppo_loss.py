@@ -7,7 +7,9 @@ import torch
 
 from sharpwave.ops.ppo_loss import (
     STATS,
+    advantage_moments,
     ppo_gradient_categorical,
+    ppo_gradient_decoded,
     ppo_gradient_gaussian,
     ppo_loss_categorical,
     ppo_loss_gaussian,
@@ -301,6 +303,38 @@ def test_gradient_of_an_output_is_the_losss(backend, device, padding, kind):
     )
     assert narrow.d_output.dtype == torch.bfloat16
     assert torch.allclose(narrow.d_output.float(), got.d_output, rtol=2**-7, atol=1e-7)
+
+
+@backends("reference", "cpu", "triton")
+@pytest.mark.parametrize("n, h, nvec, padding", [(24, 40, (3, 4), 0), (72, 136, (43,), 4), (8, 16, (2,), 5)])
+@pytest.mark.parametrize("kind", ["plain", "masked and invalid", "moments"])
+def test_gradient_of_features_goes_through_the_decoder(backend, device, n, h, nvec, padding, kind):
+    """16-bit numbers on a GPU, where only they go in one pass: d_output is rounded, and d_features made of it."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    g = torch.Generator().manual_seed(5)
+    width = sum(nvec)
+    features = torch.randn(n, h, generator=g).to(device, dtype)
+    decoder = torch.zeros(width + 1 + padding, h)
+    decoder[: width + 1] = torch.randn(width + 1, h, generator=g) / h**0.5
+    decoder = decoder.to(device, dtype)
+    x = rows(n, device=device, p_invalid=0.3 * (kind == "masked and invalid"))
+    d = discrete(n, nvec, device=device, masked=kind == "masked and invalid")
+    weight = torch.rand(n // 4, generator=g).to(device)
+    given = (d["action"], x["old_logprob"], x["old_value"], x["advantage"], weight, x["ent_coef"])
+    options = COEFS | dict(valid=x["valid"], mask=d["mask"], nvec=nvec)
+    moments = advantage_moments(x["advantage"], x["valid"], backend=backend) if kind == "moments" else None
+    got = ppo_gradient_decoded(features, decoder, *given, **options, moments=moments, backend=backend)
+    output = features.double() @ decoder.double().t()
+    want = ppo_gradient_categorical(output.float(), *given, **options, backend="reference")
+    for name in ("loss", "ratio", "stats"):
+        assert_parity(getattr(got, name), getattr(want, name))
+    assert_parity(got.value, output[:, width].float())
+    step = 2.0**-7 if dtype == torch.bfloat16 else 1e-5
+    assert got.d_output.dtype == got.d_features.dtype == dtype
+    torch.testing.assert_close(got.d_output.double(), want.d_output.double(), rtol=step, atol=1e-6)
+    assert not got.d_output[:, width + 1 :].any()
+    exact = got.d_output.double() @ decoder.double()
+    torch.testing.assert_close(got.d_features.double(), exact, rtol=step, atol=step * exact.abs().mean().item())
 
 
 def test_gradient_errors():

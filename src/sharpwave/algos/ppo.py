@@ -34,6 +34,7 @@ from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn import Policy, RewardNormalizer
 from sharpwave.nn.actions import Sample
 from sharpwave.ops.cdf import draw_segments
+from sharpwave.ops.ppo_loss import advantage_moments
 from sharpwave.ops.write_back import write_back
 from sharpwave.optim import Muon
 from sharpwave.run import seeding
@@ -101,6 +102,7 @@ class PPO:
         self.batch = self.segments.batch(self.draws, self.policy, self.dtype)
         self.index = torch.zeros(self.draws, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(self.draws, device=self.device)
+        self.moments = advantage_moments(self.batch.advantage.flatten())
         self.epoch = 0
         self.beta = torch.tensor(config.beta0, device=self.device)
         self.ent_coef = torch.tensor(config.ent_coef, device=self.device)
@@ -208,12 +210,11 @@ class PPO:
     def _update(self, last: bool = False) -> None:
         """Train on the segments drawn before; draw the next ones, unless this is the epoch's last update."""
         config, batch, policy = self.config, self.batch, self.policy
-        with self.timer("forward"), self._autocast():  # f
-            features = policy.features(batch.obs, batch.state, None if config.puffer_compat else batch.reset)
-            output = policy.decode(features)
-            loss, ratio, stats, d_output, d_log_std = policy.actions.gradient(
-                output,
-                policy.log_std,
+        with self.timer("forward"):  # f
+            with self._autocast():
+                features = policy.features(batch.obs, batch.state, None if config.puffer_compat else batch.reset)
+            gradient = policy.loss(
+                features,
                 None if batch.mask is None else batch.mask.flatten(0, 1),
                 batch.action.flatten(0, 1),
                 batch.logprob.flatten(),
@@ -225,30 +226,28 @@ class PPO:
                 clip=config.clip,
                 vf_clip=config.vf_clip,
                 vf_coef=config.vf_coef,
-                dtype=features.dtype,
                 beside=self._beside,
+                moments=self.moments,
             )
         with self._beside, self.timer("write back"), torch.no_grad():  # h
             s, shape = self.segments, (self.draws, config.horizon)
-            value = output[:, policy.actions.width].view(shape)
-            write_back([s.ratio, s.value], [ratio.view(shape), value], self.index, loss)
+            fresh = [gradient.ratio.view(shape), gradient.value.view(shape)]
+            write_back([s.ratio, s.value], fresh, self.index, gradient.loss)
         if not last:
             with self._beside, self.timer("draw"), torch.no_grad():
                 advantage = self._draw()
 
         with self.timer("backward"):
             self.optimizer.zero_grad()
-            policy.backward(features, d_output, self._weights)
-            if policy.log_std is not None:
-                policy.log_std.grad = d_log_std
+            policy.backward(features, gradient, self._weights)
             self._beside.join()
         if not last:
             with self._beside, self.timer("gather"), torch.no_grad():
                 self._gather(advantage)
 
         with self.timer("optimizer"), torch.no_grad():  # g
-            self.optimizer.step(keep=loss)
-            self._metrics.update(loss, stats, self.optimizer.grad_norm)
+            self.optimizer.step(keep=gradient.loss)
+            self._metrics.update(gradient.loss, gradient.stats, self.optimizer.grad_norm)
         self._beside.join()
 
     def _draw(self) -> Tensor:
@@ -261,8 +260,11 @@ class PPO:
         return advantage
 
     def _gather(self, advantage: Tensor) -> None:
-        """e"""
-        self.segments.gather(self.index, advantage, self.policy, self.batch)
+        """e, and what the loss wants to know of the minibatch's advantages."""
+        batch = self.batch
+        self.segments.gather(self.index, advantage, self.policy, batch)
+        valid = None if batch.valid is None else batch.valid.flatten()
+        advantage_moments(batch.advantage.flatten(), valid, out=self.moments)
 
     def _act(
         self,

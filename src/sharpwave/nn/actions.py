@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sharpwave.envs.base import Continuous, Discrete
-from sharpwave.ops.ppo_loss import PPOGradient, ppo_gradient_categorical, ppo_gradient_gaussian
+from sharpwave.ops.ppo_loss import PPOGradient, ppo_gradient_categorical, ppo_gradient_decoded, ppo_gradient_gaussian
 from sharpwave.ops.sample import sample_categorical, sample_gaussian
 
 
@@ -62,6 +62,10 @@ class CategoricalActions:
     def gradient(self, output: Tensor, log_std: Tensor | None, mask: Tensor | None, *rows, **options) -> PPOGradient:
         """`ppo_gradient_categorical` of these heads."""
         return ppo_gradient_categorical(output, *rows, mask=mask, nvec=self.nvec, **options)
+
+    def gradient_decoded(self, features: Tensor, decoder: Tensor, mask: Tensor | None, *rows, **options) -> PPOGradient:
+        """`ppo_gradient_decoded` of these heads."""
+        return ppo_gradient_decoded(features, decoder, *rows, mask=mask, nvec=self.nvec, **options)
 
 
 class GaussianActions:

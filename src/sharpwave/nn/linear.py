@@ -107,7 +107,6 @@ class WeightGradients:
     def __init__(self, branch: "Branch"):
         self.branch = branch
         self.grads: list[tuple[Tensor, Tensor]] = []
-        self.inputs: list[Tensor] = []  # kept until the branch is joined, for nothing else holds them
 
     def __enter__(self) -> None:
         WeightGradients.active = self
@@ -117,7 +116,6 @@ class WeightGradients:
         self.branch.join()
         for weight, grad in self.grads:
             weight.grad = grad
-        self.inputs.clear()
 
 
 def weight_gradient(weight: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
@@ -128,5 +126,5 @@ def weight_gradient(weight: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
         return product(dy.t(), x, torch.float32)[:rows, :cols]
     with collector.branch:
         collector.grads.append((weight, product(dy.t(), x, torch.float32)[:rows, :cols]))
-    collector.inputs += [dy, x]
+    collector.branch.keep(dy, x)
     return None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sharpwave.envs.base import Continuous, Discrete, Observation
-from sharpwave.nn.actions import GaussianActions, Sample, action_distribution
+from sharpwave.nn.actions import CategoricalActions, GaussianActions, Sample, action_distribution
 from sharpwave.nn.encoders import EncoderKind, make_encoder
 from sharpwave.nn.linear import (
     ALIGNMENT,
@@ -21,6 +21,7 @@ from sharpwave.nn.linear import (
 from sharpwave.nn.mingru import MinGRU
 from sharpwave.nn.normalize import ObservationNormalizer
 from sharpwave.ops.gather import gather_rows
+from sharpwave.ops.ppo_loss import PPOGradient
 
 if TYPE_CHECKING:
     from sharpwave.run.graphs import Branch
@@ -122,32 +123,42 @@ class Policy(nn.Module):
         return self._decode(x, state)
 
     def features(self, obs: Tensor, state: Tensor, reset: Tensor | None = None) -> Tensor:
-        """(B, T, H), what the decoder reads: `forward` without it, for `decode` and `backward`."""
+        """(B, T, H), what the decoder reads: `forward` without it, for `loss` and `backward`."""
         x = self._encode_segments(obs)
         return x if self.recurrent is None else self.recurrent.layers_forward(x, state, reset)[0]
 
     @torch.no_grad()
-    def decode(self, features: Tensor) -> Tensor:
-        """(B T, K) float32: the action's parameters, the value, and zeros where the columns are padded."""
-        return linear_float32(features.flatten(0, 1), self.decoder.weight, self._decoder_rounded)
+    def loss(self, features: Tensor, mask: Tensor | None, *rows: Tensor, **options) -> PPOGradient:
+        """The PPO loss of what `features` say, and its gradient in the dtype of `features`, for `backward`.
+
+        Args:
+            features: from `features`. mask: (B T, width) bool or None.
+            rows, options: as of `ppo_gradient_categorical` and `ppo_gradient_gaussian`; (B T, ...).
+        """
+        flat, rounded = features.detach().flatten(0, 1), self._decoder_rounded
+        if isinstance(self.actions, CategoricalActions) and rounded is not None and rounded.dtype == flat.dtype:
+            return self.actions.gradient_decoded(flat, rounded, mask, *rows, **options)
+        output = linear_float32(flat, self.decoder.weight, rounded)
+        return self.actions.gradient(output, self.log_std, mask, *rows, dtype=features.dtype, **options)
 
     @torch.no_grad()
-    def backward(self, features: Tensor, d_decoded: Tensor, beside: "Branch | None" = None) -> None:
-        """Set the gradients of all weights, from that of `decode`'s result, in the dtype of `features` or wider.
+    def backward(self, features: Tensor, gradient: PPOGradient, beside: "Branch | None" = None) -> None:
+        """Set the gradients of all weights, from that of `loss`.
 
         On `beside`, a `Branch`, the matrices that have rounded copies take theirs, while the chain goes on.
         """
-        x = features.detach().flatten(0, 1)
-        dy = d_decoded.to(x.dtype)
-        weight = self.decoder.weight
-        if dy.shape[1] != weight.shape[0] or x.dtype != weight.dtype:
-            weight = rounded_copy(weight, x.dtype) if self._decoder_rounded is None else self._decoder_rounded
-            weight = weight[: dy.shape[1]]  # as padded as `decode` made its result
+        x, dy, dx = features.detach().flatten(0, 1), gradient.d_output, gradient.d_features
         with nullcontext() if beside is None else WeightGradients(beside):
             grad = weight_gradient(self.decoder.weight, dy, x)
             if grad is not None:
                 self.decoder.weight.grad = grad
-            features.backward(torch.mm(dy, weight)[:, : self.hidden].view_as(features))
+            if dx is None:
+                # The copy is padded as `loss` padded its result, or not at all.
+                weight = self.decoder.weight if self._decoder_rounded is None else self._decoder_rounded
+                dx = torch.mm(dy, weight.to(dy.dtype)[: dy.shape[1]])
+            features.backward(dx.view_as(features))
+        if self.log_std is not None:
+            self.log_std.grad = gradient.d_log_std
 
     def step(
         self, obs: Tensor, state: Tensor, reset: Tensor | None = None, out_state: Tensor | None = None

@@ -90,7 +90,7 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     Autograd's engine makes a backward pass wait for the stream on which a weight first met it, and may let go of a
     warm-up's nodes as late as during the capture: on a stream of the warm-up's own, it would wait for work outside.
     """
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device, priority=-1)  # a branch takes what this leaves free
 
 
 class Branch:
@@ -102,11 +102,13 @@ class Branch:
         ...                   # at the same time
         branch.join()         # what follows waits for the branch
 
-    On other devices the block simply runs. What a block allocates must not be freed before `join`.
+    On other devices the block simply runs. What a block allocates, and what it reads, must not be freed before `join`:
+    `keep` it where nothing else holds it.
     """
 
     def __init__(self, device: torch.device):
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._kept: list[torch.Tensor] = []
 
     def __enter__(self) -> None:
         if self._stream is not None:
@@ -122,3 +124,8 @@ class Branch:
         """Make the current stream wait for what was enqueued in the branch."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        self._kept.clear()
+
+    def keep(self, *tensors: torch.Tensor) -> None:
+        """Hold tensors until the branch is joined: else their memory might be given to what runs beside it."""
+        self._kept += tensors

@@ -1,8 +1,7 @@
 """The PPO loss of a minibatch, with its gradient."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +11,16 @@ from sharpwave.ops._library import register
 from sharpwave.ops.ppo_loss import reference
 from sharpwave.ops.ppo_loss.reference import STATS
 
+if TYPE_CHECKING:
+    from sharpwave.run.graphs import Branch
+
 __all__ = [
     "STATS",
     "PPOGradient",
     "PPOLoss",
+    "advantage_moments",
     "ppo_gradient_categorical",
+    "ppo_gradient_decoded",
     "ppo_gradient_gaussian",
     "ppo_loss_categorical",
     "ppo_loss_gaussian",
@@ -47,6 +51,10 @@ class PPOGradient(NamedTuple):
     """(n, K), d loss / d output; 0 in the columns past the value."""
     d_log_std: Tensor | None
     """d loss / d log_std, in its shape; None for categorical actions."""
+    value: Tensor
+    """(n,) float32, the output's value."""
+    d_features: Tensor | None = None
+    """(n, H), d loss / d features, where the loss was taken from a decoder's input; None elsewhere."""
 
 
 def _categorical_kernel(
@@ -276,7 +284,8 @@ def ppo_gradient_categorical(
     mask: Tensor | None = None,
     valid: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    beside: AbstractContextManager | None = None,
+    beside: "Branch | None" = None,
+    moments: Tensor | None = None,
     backend: _backends.Backend = "auto",
 ) -> PPOGradient:
     """`ppo_loss_categorical` of a network's output as it is, and the gradient there: no graph, no copies around it.
@@ -289,6 +298,7 @@ def ppo_gradient_categorical(
         dtype: of the gradient, output's by default.
         beside: a `sharpwave.run.graphs.Branch` on which a GPU sums up `loss` and `stats`, for nothing in the gradient
             waits for them.
+        moments: `advantage_moments` of advantage and valid, where they were taken before.
 
     Returns, raises: see `PPOGradient` and `ppo_loss_categorical`.
     """
@@ -307,16 +317,90 @@ def ppo_gradient_categorical(
                 backend=backend,
             )  # fmt: skip
             (d,) = torch.autograd.grad(out.loss, leaf)
-        return PPOGradient(out.loss.detach(), out.ratio, out.stats, d.to(dtype), None)
+        return PPOGradient(out.loss.detach(), out.ratio, out.stats, d.to(dtype), None, value)
     common = (action, old_logprob, old_value, advantage)
     rest = (mask, valid, ent_coef, list(nvec), clip, vf_clip, vf_coef)
     impl = _backends.load("ppo_loss", output.device, backend)
     if name == "triton":
         joint = torch.empty(output.shape, dtype=dtype, device=output.device)
-        loss, ratio, stats, *_ = impl.categorical(logits, value, *common, weight, *rest, joint=joint, beside=beside)
-        return PPOGradient(loss, ratio, stats, joint, None)
+        loss, ratio, stats, *_ = impl.categorical(
+            logits, value, *common, weight, *rest, joint=joint, beside=beside, moments=moments
+        )
+        return PPOGradient(loss, ratio, stats, joint, None, value)
     loss, ratio, stats, d_logits, d_value = impl.categorical(logits, value, *common, _each_row(weight, n), *rest)
-    return PPOGradient(loss, ratio, stats, _side_by_side(d_logits, d_value, output).to(dtype), None)
+    return PPOGradient(loss, ratio, stats, _side_by_side(d_logits, d_value, output).to(dtype), None, value)
+
+
+def ppo_gradient_decoded(
+    features: Tensor,
+    decoder: Tensor,
+    *rows: Tensor,
+    nvec: Sequence[int],
+    clip: float,
+    vf_clip: float,
+    vf_coef: float,
+    mask: Tensor | None = None,
+    valid: Tensor | None = None,
+    beside: "Branch | None" = None,
+    moments: Tensor | None = None,
+    backend: _backends.Backend = "auto",
+) -> PPOGradient:
+    """`ppo_gradient_categorical` of output = features decoder^T, and the gradient in the features as well.
+
+        d_output = d loss / d output, rounded to features' dtype;     d_features = d_output decoder
+
+    For 16-bit features a GPU does it in one pass over them, with float32 sums; the output is never written.
+
+    Args:
+        features: (n, H).
+        decoder: (K, H), of features' dtype: rows of W logits, the value, and others that mean nothing.
+        rows, the rest: as in `ppo_gradient_categorical`.
+    """
+    action, old_logprob, old_value, advantage, weight, ent_coef = rows
+    if features.ndim != 2 or decoder.ndim != 2 or features.shape[1] != decoder.shape[1]:
+        raise ValueError(
+            f"features must be (n, H) and decoder (K, H); got {tuple(features.shape)} and {tuple(decoder.shape)}"
+        )
+    options = {"nvec": nvec, "clip": clip, "vf_clip": vf_clip, "vf_coef": vf_coef, "mask": mask, "valid": valid}
+    if _backends.choose("ppo_loss", features.device.type, backend) == "triton":
+        from sharpwave.ops.ppo_loss import _decoded_triton
+
+        if _decoded_triton.usable(features, decoder):
+            _check_gradient(decoder.t(), sum(nvec), weight, features.shape[0])
+            loss, ratio, stats, value, d_output, d_features = _decoded_triton.categorical(
+                features, decoder, action, old_logprob, old_value, advantage, weight, mask, valid, ent_coef,
+                list(nvec), clip, vf_clip, vf_coef, moments, beside,
+            )  # fmt: skip
+            return PPOGradient(loss, ratio, stats, d_output, None, value, d_features)
+    wide = torch.promote_types(features.dtype, torch.float32)
+    output = features.to(wide) @ decoder.to(wide).t()
+    found = ppo_gradient_categorical(
+        output, *rows, **options, dtype=features.dtype, beside=beside, moments=moments, backend=backend
+    )
+    return found._replace(d_features=found.d_output @ decoder)
+
+
+def advantage_moments(
+    advantage: Tensor,
+    valid: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    backend: _backends.Backend = "auto",
+) -> Tensor | None:
+    """What the losses need to normalise advantages, for their `moments`: it can be taken before the network has run.
+
+    Args:
+        advantage: (n,) float32. valid: (n,) bool: the rows that count.
+        out: an earlier result for the same n, to be written.
+
+    Returns:
+        On a GPU a float64 tensor; elsewhere None, which `moments` takes too.
+    """
+    if _backends.choose("ppo_loss", advantage.device.type, backend) != "triton":
+        return None
+    return _backends.load("ppo_loss", advantage.device, backend).advantage_moments(
+        advantage.float().contiguous(), None if valid is None else valid.contiguous(), out
+    )
 
 
 def ppo_gradient_gaussian(
@@ -328,7 +412,8 @@ def ppo_gradient_gaussian(
     vf_coef: float,
     valid: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    beside: AbstractContextManager | None = None,
+    beside: "Branch | None" = None,
+    moments: Tensor | None = None,
     backend: _backends.Backend = "auto",
 ) -> PPOGradient:
     """`ppo_loss_gaussian` of a network's output as it is, and the gradient there and at log_std.
@@ -352,20 +437,21 @@ def ppo_gradient_gaussian(
                 backend=backend, **coefficients,
             )  # fmt: skip
             d, d_log_std = torch.autograd.grad(out.loss, (leaf, deviation))
-        return PPOGradient(out.loss.detach(), out.ratio, out.stats, d.to(dtype), d_log_std)
+        return PPOGradient(out.loss.detach(), out.ratio, out.stats, d.to(dtype), d_log_std, output[:, width])
     impl = _backends.load("ppo_loss", output.device, backend)
     mean, value, wide = output[:, :width], output[:, width], log_std.detach().expand(n, width)
     rest = (valid, ent_coef, clip, vf_clip, vf_coef)
     if _backends.choose("ppo_loss", output.device.type, backend) == "triton":
         joint = torch.empty(output.shape, dtype=dtype, device=output.device)
         loss, ratio, stats, _, d_log_std, _ = impl.gaussian(
-            mean, wide, value, *common, weight, *rest, joint=joint, beside=beside
+            mean, wide, value, *common, weight, *rest, joint=joint, beside=beside, moments=moments
         )
-        return PPOGradient(loss, ratio, stats, joint, d_log_std.sum(0))
+        return PPOGradient(loss, ratio, stats, joint, d_log_std.sum(0), value)
     loss, ratio, stats, d_mean, d_log_std, d_value = impl.gaussian(
         mean, wide, value, *common, _each_row(weight, n), *rest
     )
-    return PPOGradient(loss, ratio, stats, _side_by_side(d_mean, d_value, output).to(dtype), d_log_std.sum(0))
+    d_output = _side_by_side(d_mean, d_value, output).to(dtype)
+    return PPOGradient(loss, ratio, stats, d_output, d_log_std.sum(0), value)
 
 
 def _check_gradient(output: Tensor, width: int, weight: Tensor, n: int) -> None:

@@ -4,15 +4,19 @@ Rows are shared out to programs in fixed blocks. Each writes its sums to a place
 them in order, so that the loss does not depend on who came when. The gradient need not wait for that launch.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from sharpwave.run.graphs import Branch
+
 N_STATS = 6
-MOMENT_BLOCK = 512
+MOMENT_BLOCK = 1024
 PROGRAMS = 1024  # about eight for each multiprocessor of a large GPU; they share the rows
 _LOG_2PI = tl.constexpr(1.8378770664093453)
 
@@ -93,14 +97,15 @@ def _store_gradient(
 @triton.jit
 def _store_sums(policy, value, entropy, old_kl, kl, outside, partial_ptr):
     """This program's sums, for `_finish_kernel`."""
-    programs = tl.num_programs(0)
-    here = partial_ptr + tl.program_id(0)
-    tl.store(here, tl.sum(policy, 0))
-    tl.store(here + programs, tl.sum(value, 0))
-    tl.store(here + 2 * programs, tl.sum(entropy, 0))
-    tl.store(here + 3 * programs, tl.sum(old_kl, 0))
-    tl.store(here + 4 * programs, tl.sum(kl, 0))
-    tl.store(here + 5 * programs, tl.sum(outside, 0))
+    # Side by side, for every reduction costs two barriers.
+    terms = tl.join(
+        tl.join(tl.join(policy, kl), tl.join(entropy, kl)), tl.join(tl.join(value, outside), tl.join(old_kl, outside))
+    )
+    sums = tl.sum(
+        tl.reshape(terms, [policy.shape[0], 8]), 0
+    )  # policy, value, entropy, old_kl, kl, outside, kl, outside
+    offs = tl.arange(0, 8)
+    tl.store(partial_ptr + offs * tl.num_programs(0) + tl.program_id(0), sums, mask=offs < 6)
 
 
 @triton.jit
@@ -123,6 +128,86 @@ def _finish_kernel(
 
 
 @triton.jit
+def _heads(
+    logits, given, action_ptr, stride_action, offs_m, mask_m, offs_k, NVEC: tl.constexpr, HAS_MASK: tl.constexpr
+):  # fmt: skip
+    """Of logits [BLOCK_M, BLOCK_K], the heads side by side: each row's log-probability of its action and its entropy;
+    each entry's probability, its log, its head's entropy, and whether it was taken."""
+    logprob = tl.zeros_like(offs_m).to(tl.float32)
+    entropy = logprob
+    probs = tl.zeros_like(logits)
+    logps, entropies = probs, probs
+    taken = probs != 0
+    start = 0
+    for head in tl.static_range(len(NVEC)):
+        inside = ((offs_k >= start) & (offs_k < start + NVEC[head]))[None, :] & mask_m[:, None]
+        legal = given & inside
+        if HAS_MASK:
+            none = tl.max(legal.to(tl.int32), 1) == 0
+            legal = legal | (inside & none[:, None])
+        top = tl.max(tl.where(legal, logits, -float("inf")), 1)
+        top = tl.where(mask_m, top, 0.0)
+        shifted = tl.where(legal, logits - top[:, None], -float("inf"))
+        e = tl.exp(shifted)
+        total = tl.where(mask_m, tl.sum(e, 1), 1.0)
+        p = e * (1.0 / total)[:, None]
+        logp = tl.where(legal, shifted - tl.log(total)[:, None], 0.0)
+        h = -tl.sum(p * logp, 1)
+        action = tl.load(action_ptr + offs_m * stride_action + head, mask=mask_m, other=0).to(tl.int32)
+        chosen = inside & (offs_k[None, :] == (start + action)[:, None])
+        # An illegal action has probability 0, as its log-probability must say.
+        logprob += tl.sum(tl.where(chosen, tl.where(legal, logp, -float("inf")), 0.0), 1)
+        entropy += h
+        probs = tl.where(inside, p, probs)
+        logps = tl.where(inside, logp, logps)
+        entropies = tl.where(inside, h[:, None], entropies)
+        taken = taken | chosen
+        start += NVEC[head]
+    return logprob, entropy, probs, logps, entropies, taken
+
+
+@triton.jit
+def _categorical_rows(
+    logits, given, value, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr, valid_ptr, ratio_ptr,
+    stride_action, rows_per_weight, offs_m, mask_m, offs_k, mean, std, count, ent_coef, clip, vf_clip, vf_coef,
+    NVEC: tl.constexpr, HAS_MASK: tl.constexpr, HAS_VALID: tl.constexpr,
+):  # fmt: skip
+    """Of each row: the gradients in logits and value, and its share in each sum. The ratios are stored."""
+    logprob, entropy, probs, logps, entropies, taken = _heads(
+        logits, given, action_ptr, stride_action, offs_m, mask_m, offs_k, NVEC, HAS_MASK
+    )
+    valid = mask_m
+    if HAS_VALID:
+        valid = mask_m & (tl.load(valid_ptr + offs_m, mask=mask_m, other=0) != 0)
+    old_logprob = tl.load(old_logprob_ptr + offs_m, mask=mask_m, other=0.0)
+    old_value = tl.load(old_value_ptr + offs_m, mask=mask_m, other=0.0)
+    advantage = tl.load(advantage_ptr + offs_m, mask=mask_m, other=0.0)
+    weight = tl.load(weight_ptr + offs_m // rows_per_weight, mask=mask_m, other=0.0)
+    a_hat = (advantage - mean) / (std + 1e-8)
+    ratio, d_logprob, d_value, policy, value_term, old_kl, kl, outside = _surrogate(
+        logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip, vf_clip
+    )
+    tl.store(ratio_ptr + offs_m, ratio, mask=mask_m)
+    share = tl.where(valid, 1.0 / count, 0.0)
+    d_value = tl.where(valid, vf_coef * share * d_value, 0.0)
+    d_logprob, d_entropy = d_logprob * share, ent_coef * share
+    d = tl.where(taken, d_logprob[:, None], 0.0) + probs * (
+        d_entropy[:, None] * (logps + entropies) - d_logprob[:, None]
+    )
+    d = tl.where(valid[:, None], d, 0.0)
+    return (
+        d,
+        d_value,
+        tl.where(valid, policy, 0.0),
+        tl.where(valid, value_term, 0.0),
+        tl.where(valid, entropy, 0.0),
+        tl.where(valid, old_kl, 0.0),
+        tl.where(valid, kl, 0.0),
+        tl.where(valid, outside, 0.0),
+    )
+
+
+@triton.jit
 def _categorical_kernel(
     logits_ptr, value_ptr, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr, mask_ptr, valid_ptr,
     ent_coef_ptr, ratio_ptr, d_logits_ptr, d_value_ptr, moments_ptr, partial_ptr,
@@ -133,83 +218,28 @@ def _categorical_kernel(
     mean, std, count = _moments(moments_ptr, PARTS)
     ent_coef = tl.load(ent_coef_ptr)
     sum_policy = tl.zeros([BLOCK_M], tl.float32)
-    sum_value = tl.zeros([BLOCK_M], tl.float32)
-    sum_entropy = tl.zeros([BLOCK_M], tl.float32)
-    sum_old_kl = tl.zeros([BLOCK_M], tl.float32)
-    sum_kl = tl.zeros([BLOCK_M], tl.float32)
-    sum_outside = tl.zeros([BLOCK_M], tl.float32)
+    sum_value, sum_entropy, sum_old_kl, sum_kl, sum_outside = sum_policy, sum_policy, sum_policy, sum_policy, sum_policy
     for block in range(tl.program_id(0), tl.cdiv(n, BLOCK_M), tl.num_programs(0)):
         offs_m = tl.arange(0, BLOCK_M).to(tl.int64) + block * BLOCK_M
         offs_k = tl.arange(0, BLOCK_K)
         mask_m = offs_m < n
-        mask_mk = mask_m[:, None] & (offs_k < WIDTH)[None, :]  # [BLOCK_M, BLOCK_K]
-        logits = tl.load(logits_ptr + offs_m[:, None] * stride_logits + offs_k[None, :], mask=mask_mk, other=0.0)
-        logits = logits.to(tl.float32)
-        given = mask_mk
+        given = mask_m[:, None] & (offs_k < WIDTH)[None, :]  # [BLOCK_M, BLOCK_K]
+        logits = tl.load(logits_ptr + offs_m[:, None] * stride_logits + offs_k[None, :], mask=given, other=0.0)
         if HAS_MASK:
-            given = mask_mk & (
-                tl.load(mask_ptr + offs_m[:, None] * WIDTH + offs_k[None, :], mask=mask_mk, other=0) != 0
-            )
-
-        logprob = tl.zeros([BLOCK_M], tl.float32)
-        entropy = tl.zeros([BLOCK_M], tl.float32)
-        probs = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
-        logps = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
-        entropies = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)  # of the head that a column belongs to
-        taken = tl.zeros([BLOCK_M, BLOCK_K], tl.int1)
-        start = 0
-        for head in tl.static_range(len(NVEC)):
-            inside = ((offs_k >= start) & (offs_k < start + NVEC[head]))[None, :] & mask_m[:, None]
-            legal = given & inside
-            if HAS_MASK:
-                none = tl.max(legal.to(tl.int32), 1) == 0
-                legal = legal | (inside & none[:, None])
-            top = tl.max(tl.where(legal, logits, -float("inf")), 1)
-            top = tl.where(mask_m, top, 0.0)
-            shifted = tl.where(legal, logits - top[:, None], -float("inf"))
-            e = tl.exp(shifted)
-            total = tl.where(mask_m, tl.sum(e, 1), 1.0)
-            p = e / total[:, None]
-            logp = tl.where(legal, shifted - tl.log(total)[:, None], 0.0)
-            h = -tl.sum(p * logp, 1)
-            action = tl.load(action_ptr + offs_m * stride_action + head, mask=mask_m, other=0)
-            chosen = inside & (offs_k[None, :] == (start + action)[:, None])
-            # An illegal action has probability 0, as its log-probability must say.
-            logprob += tl.sum(tl.where(chosen, tl.where(legal, logp, -float("inf")), 0.0), 1)
-            entropy += h
-            probs = tl.where(inside, p, probs)
-            logps = tl.where(inside, logp, logps)
-            entropies = tl.where(inside, h[:, None], entropies)
-            taken = taken | chosen
-            start += NVEC[head]
-
-        valid = mask_m
-        if HAS_VALID:
-            valid = mask_m & (tl.load(valid_ptr + offs_m, mask=mask_m, other=0) != 0)
+            given = given & (tl.load(mask_ptr + offs_m[:, None] * WIDTH + offs_k[None, :], mask=given, other=0) != 0)
         value = tl.load(value_ptr + offs_m * stride_value, mask=mask_m, other=0.0).to(tl.float32)
-        old_logprob = tl.load(old_logprob_ptr + offs_m, mask=mask_m, other=0.0)
-        old_value = tl.load(old_value_ptr + offs_m, mask=mask_m, other=0.0)
-        advantage = tl.load(advantage_ptr + offs_m, mask=mask_m, other=0.0)
-        weight = tl.load(weight_ptr + offs_m // rows_per_weight, mask=mask_m, other=0.0)
-        a_hat = (advantage - mean) / (std + 1e-8)
-        ratio, d_logprob, d_value, policy, value_term, old_kl, kl, outside = _surrogate(
-            logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip, vf_clip
-        )
-        tl.store(ratio_ptr + offs_m, ratio, mask=mask_m)
-        d_value = tl.where(valid, vf_coef * d_value / count, 0.0)
-        d = (
-            tl.where(taken, d_logprob[:, None], 0.0)
-            - d_logprob[:, None] * probs
-            + ent_coef * probs * (logps + entropies)
-        )
-        d = tl.where(valid[:, None], d / count, 0.0)
+        d, d_value, policy, value_term, entropy, old_kl, kl, outside = _categorical_rows(
+            logits.to(tl.float32), given, value, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr,
+            valid_ptr, ratio_ptr, stride_action, rows_per_weight, offs_m, mask_m, offs_k, mean, std, count, ent_coef,
+            clip, vf_clip, vf_coef, NVEC, HAS_MASK, HAS_VALID,
+        )  # fmt: skip
         _store_gradient(d_logits_ptr, d_value_ptr, d, d_value, offs_m, offs_k, mask_m, WIDTH, OUT)
-        sum_policy += tl.where(valid, policy, 0.0)
-        sum_value += tl.where(valid, value_term, 0.0)
-        sum_entropy += tl.where(valid, entropy, 0.0)
-        sum_old_kl += tl.where(valid, old_kl, 0.0)
-        sum_kl += tl.where(valid, kl, 0.0)
-        sum_outside += tl.where(valid, outside, 0.0)
+        sum_policy += policy
+        sum_value += value_term
+        sum_entropy += entropy
+        sum_old_kl += old_kl
+        sum_kl += kl
+        sum_outside += outside
     _store_sums(sum_policy, sum_value, sum_entropy, sum_old_kl, sum_kl, sum_outside, partial_ptr)
 
 
@@ -276,38 +306,51 @@ def _gaussian_kernel(
     _store_sums(sum_policy, sum_value, sum_entropy, sum_old_kl, sum_kl, sum_outside, partial_ptr)
 
 
-class _Launch:
-    """The buffers that both kernels need, and the moments of the advantages."""
+def advantage_moments(advantage: Tensor, valid: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """Sums, sums of squares and counts of the valid advantages, (3, parts) float64: what `Launch` wants of them."""
+    n = advantage.shape[0]
+    parts = min(16, triton.next_power_of_2(triton.cdiv(n, 2 * MOMENT_BLOCK)))  # all that read them add them up again
+    moments = torch.empty(3, parts, dtype=torch.float64, device=advantage.device) if out is None else out
+    _moments_kernel[(parts,)](
+        advantage, valid, moments, n, HAS_VALID=valid is not None, PARTS=parts, BLOCK=MOMENT_BLOCK
+    )
+    return moments
 
-    def __init__(self, advantage: Tensor, valid: Tensor | None, width: int):
+
+class Launch:
+    """The buffers that the kernels need, and the moments of the advantages.
+
+    Args:
+        advantage: (n,). valid: (n,) or None. moments: `advantage_moments` of them, where they are at hand.
+        block_m: rows of a block; at most PROGRAMS programs share the blocks.
+    """
+
+    def __init__(self, advantage: Tensor, valid: Tensor | None, block_m: int, moments: Tensor | None = None):
         n, device = advantage.shape[0], advantage.device
-        block_k = triton.next_power_of_2(width)
-        # The half dozen tiles of a program stay in registers: 16 entries a thread, or a row at a time.
-        block_m = max(1, min(64, 1024 // block_k))
         self.grid = (min(triton.cdiv(n, block_m), PROGRAMS),)
-        self.parts = min(64, triton.next_power_of_2(triton.cdiv(n, MOMENT_BLOCK)))
-        self.sizes = {
-            "PARTS": self.parts,
-            "BLOCK_M": block_m,
-            "BLOCK_K": block_k,
-            "num_warps": 2 if block_k <= 1024 else 8,
-        }
-        self.moments = torch.empty(3 * self.parts, dtype=torch.float64, device=device)
+        self.moments = advantage_moments(advantage, valid) if moments is None else moments
+        self.parts = self.moments.shape[1]
         self.partial = torch.empty(N_STATS * self.grid[0], device=device)
         self.loss = torch.empty((), device=device)
         self.stats = torch.empty(N_STATS, device=device)
         self.ratio = torch.empty(n, device=device)
-        _moments_kernel[(self.parts,)](
-            advantage, valid, self.moments, n, HAS_VALID=valid is not None, PARTS=self.parts, BLOCK=MOMENT_BLOCK,
-        )  # fmt: skip
 
-    def finish(self, ent_coef: Tensor, vf_coef: float, beside: AbstractContextManager | None) -> None:
+    def finish(self, ent_coef: Tensor, vf_coef: float, beside: "Branch | None") -> None:
         """Sum up the loss and the statistics: on `beside`, a branch, where nothing waits for them at once."""
+        if beside is not None:
+            beside.keep(self.moments, self.partial, self.loss, self.stats)
         with nullcontext() if beside is None else beside:
             _finish_kernel[(1,)](
                 self.moments, self.partial, ent_coef, self.loss, self.stats, self.grid[0], vf_coef,
                 PARTS=self.parts, BLOCKS=triton.next_power_of_2(self.grid[0]), num_warps=8,
             )  # fmt: skip
+
+
+def _blocks(width: int) -> dict[str, int]:
+    """The half dozen tiles of a program stay in registers: 16 entries a thread, or a row at a time."""
+    block_k = triton.next_power_of_2(width)
+    block_m = max(1, min(64, 1024 // block_k))
+    return {"BLOCK_M": block_m, "BLOCK_K": block_k, "num_warps": 2 if block_k <= 1024 else 8}
 
 
 def _check(*tensors: Tensor) -> None:
@@ -324,7 +367,7 @@ def categorical(
     logits: Tensor, value: Tensor, action: Tensor, old_logprob: Tensor, old_value: Tensor, advantage: Tensor,
     weight: Tensor, mask: Tensor | None, valid: Tensor | None, ent_coef: Tensor, nvec: list[int],
     clip: float, vf_clip: float, vf_coef: float, joint: Tensor | None = None,
-    beside: AbstractContextManager | None = None,
+    beside: "Branch | None" = None, moments: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(loss, ratio, stats, d loss/d logits, d loss/d value).
 
@@ -336,14 +379,15 @@ def categorical(
     rows = [x.float().contiguous() for x in (old_logprob, old_value, advantage, weight)]
     mask = None if mask is None else mask.contiguous()
     valid = None if valid is None else valid.contiguous()
-    launch = _Launch(rows[2], valid, logits.shape[1] if joint is None else joint.shape[1])
+    blocks = _blocks(logits.shape[1] if joint is None else joint.shape[1])
+    launch = Launch(rows[2], valid, blocks["BLOCK_M"], moments)
     d_logits, d_value = _gradients(logits, value, joint)
     _categorical_kernel[launch.grid](
         logits, value, action, *rows, mask, valid, ent_coef, launch.ratio, d_logits, d_value, launch.moments,
         launch.partial, value.shape[0], logits.stride(0), value.stride(0),
         action.stride(0), value.shape[0] // weight.shape[0], clip, vf_clip, vf_coef, NVEC=tuple(nvec),
         WIDTH=logits.shape[1], OUT=0 if joint is None else joint.shape[1], HAS_MASK=mask is not None,
-        HAS_VALID=valid is not None, **launch.sizes,
+        HAS_VALID=valid is not None, PARTS=launch.parts, **blocks,
     )  # fmt: skip
     launch.finish(ent_coef, vf_coef, beside)
     return launch.loss, launch.ratio, launch.stats, d_logits, d_value
@@ -353,7 +397,7 @@ def gaussian(
     mean: Tensor, log_std: Tensor, value: Tensor, action: Tensor, old_logprob: Tensor, old_value: Tensor,
     advantage: Tensor, weight: Tensor, valid: Tensor | None, ent_coef: Tensor,
     clip: float, vf_clip: float, vf_coef: float, joint: Tensor | None = None,
-    beside: AbstractContextManager | None = None,
+    beside: "Branch | None" = None, moments: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(loss, ratio, stats, d loss/d mean, d loss/d log_std, d loss/d value); `joint` as in `categorical`."""
     _check(mean, log_std, value, action, old_logprob, old_value, advantage, weight)
@@ -361,14 +405,15 @@ def gaussian(
     log_std = _row_contiguous(log_std)
     rows = [x.float().contiguous() for x in (action, old_logprob, old_value, advantage, weight)]
     valid = None if valid is None else valid.contiguous()
-    launch = _Launch(rows[3], valid, mean.shape[1] if joint is None else joint.shape[1])
+    blocks = _blocks(mean.shape[1] if joint is None else joint.shape[1])
+    launch = Launch(rows[3], valid, blocks["BLOCK_M"], moments)
     d_mean, d_value = _gradients(mean, value, joint)
     d_log_std = torch.empty(mean.shape, dtype=log_std.dtype, device=mean.device)
     _gaussian_kernel[launch.grid](
         mean, log_std, value, *rows, valid, ent_coef, launch.ratio, d_mean, d_log_std, d_value, launch.moments,
         launch.partial, mean.shape[0], mean.stride(0), log_std.stride(0),
         value.stride(0), value.shape[0] // weight.shape[0], clip, vf_clip, vf_coef, DIM=mean.shape[1],
-        OUT=0 if joint is None else joint.shape[1], HAS_VALID=valid is not None, **launch.sizes,
+        OUT=0 if joint is None else joint.shape[1], HAS_VALID=valid is not None, PARTS=launch.parts, **blocks,
     )  # fmt: skip
     launch.finish(ent_coef, vf_coef, beside)
     return launch.loss, launch.ratio, launch.stats, d_mean, d_log_std, d_value
