@@ -57,11 +57,15 @@ def _sums_kernel(grads, strides, tiles_ptr, sums_ptr, bad_ptr, TILE: tl.constexp
     g = _gradient(grads, strides, here, row, col, mask)
     momentum_ptr = tl.load(here + _MOMENTUM).to(tl.pointer_type(tl.float32))
     m = tl.load(momentum_ptr + inside, mask=mask, other=0.0)
-    tl.store(sums_ptr + pid, tl.sum(tl.sum(g * g, 1), 0))
-    tl.store(sums_ptr + tiles + pid, tl.sum(tl.sum(g * m, 1), 0))
-    tl.store(sums_ptr + 2 * tiles + pid, tl.sum(tl.sum(m * m, 1), 0))
-    first = tl.where(tl.abs(g) < float("inf"), 2147483647, inside)
-    tl.store(bad_ptr + pid, tl.min(tl.min(first, 1), 0))
+    # Side by side, for every reduction costs two barriers.
+    products = tl.join(tl.join(g * g, m * m), tl.join(g * m, tl.where(tl.abs(g) < float("inf"), 0.0, 1.0)))
+    sums = tl.sum(tl.reshape(products, [TILE * TILE, 4]), 0)
+    offs = tl.arange(0, 4)
+    tl.store(sums_ptr + offs * tiles + pid, sums)
+    first = 2147483647
+    if tl.sum(tl.where(offs == 3, sums, 0.0), 0) > 0:
+        first = tl.min(tl.min(tl.where(tl.abs(g) < float("inf"), 2147483647, inside), 1), 0)
+    tl.store(bad_ptr + pid, first)
 
 
 @triton.jit
@@ -263,7 +267,7 @@ class Plan:
             torch.tensor(x, dtype=torch.int32, device=device) for x in (grams, polynomials, products)
         )
         self.sizes = torch.tensor(sizes, device=device)
-        self.sums = torch.empty(3 * len(tiles), device=device)
+        self.sums = torch.empty(4 * len(tiles), device=device)
         self.bad = torch.empty(len(tiles), dtype=torch.int32, device=device)
         self.control = torch.empty(2, device=device)
         # Between matrices and tiles lies padding, which stays zero.
