@@ -21,6 +21,7 @@ from sharpwave.run.errors import UserError
 from sharpwave.run.evaluate import evaluate
 from sharpwave.run.presets import PRESETS
 from tests.algos.toys import Clock, Masked, Target
+from tests.conftest import backends
 
 SMALL = dict(
     num_envs=4, epoch_steps=32, batch_size=16, hidden=16, buffer_size=600, learning_starts=64, total_steps=128 * 10,
@@ -254,6 +255,18 @@ class TestUpdate:
         monkeypatch.setattr(dqn, "dqn_loss", lambda *a, **kw: (seen.update(weight=a[6].clone()), real(*a, **kw))[1])
         agent._learn(1)
         assert torch.equal(seen["weight"], agent._batches[0].weights)
+
+    @pytest.mark.parametrize("changes", [dict(), dict(dueling=False, double=False, target_interval=1, tau=0.1)])
+    def test_the_loss_in_three_launches_is_the_same(self, changes):
+        plain, fused = trainer(**changes), trainer(**changes)
+        fused._is_fused = True
+        for agent in (plain, fused):
+            for _ in range(4):
+                agent.train_epoch()
+        assert plain.updates == fused.updates > 10
+        for x, y in zip(plain.policy.parameters(), fused.policy.parameters(), strict=True):
+            assert torch.allclose(x, y, atol=1e-5)
+        assert fused.metrics() == pytest.approx(plain.metrics(), rel=1e-3, abs=1e-4, nan_ok=True)
 
     def test_a_block_is_its_updates_one_by_one(self):
         """The next batch is drawn before the backward pass, from priorities already written: nothing changes."""
@@ -553,6 +566,19 @@ class TestMetrics:
             metrics.update(torch.full((5,), float(number)), torch.tensor(1.0), td)
         numbers, faults = metrics.read()
         assert numbers["update/count"] == 10 and numbers["loss/td"] == 8 and faults == []
+
+    @backends("triton")
+    def test_the_kernel_writes_what_the_definition_does(self, backend, device):
+        from sharpwave.algos._log_triton import log_update
+
+        ours, wanted = (UpdateMetrics(torch.device(where), 300, window=2) for where in (device, "cpu"))
+        for _ in range(3):
+            stats, (norm,), td_error = (torch.randn(n) for n in (5, 1, 300))
+            wanted.update(stats, norm, td_error)
+            given = (x.to(device) for x in (stats, norm, td_error))
+            log_update(*given, ours._log, ours._place, ours._count, ours.td_error)
+        for name in ("_log", "_place", "_count", "td_error"):
+            assert torch.equal(getattr(ours, name).cpu(), getattr(wanted, name)), name
 
     def test_overestimation_by_hand(self):
         """gamma 1/2. Environment 0: V(s_0) = 5, rewards 1, 2, 4 and a termination: 5 - (1 + 1 + 1) = 2.

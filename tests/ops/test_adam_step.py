@@ -64,11 +64,19 @@ class TestAdamStep:
         for name in ("param", "exp_avg", "exp_avg_sq", "count", "report"):
             assert_parity(x[name], exact[name].float(), name)
 
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
+    def test_keep_may_be_a_loss(self, backend, device):
+        x, y = state(10, device), state(10, device)
+        adam_step(**(x | dict(keep=torch.tensor(0.0, device=device))), backend=backend)
+        adam_step(**y, backend=backend)
+        assert torch.equal(x["param"], y["param"]) and x["count"] == 5
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, None, "loss"])
     def test_what_is_left_out(self, backend, device, bad):
         x = state(3000, device)
         if bad is None:
             x["keep"].fill_(False)
+        elif bad == "loss":
+            x["keep"], bad = torch.tensor(math.nan, device=device), None
         else:
             x["grad"][2500] = bad
         before = {k: v.clone() for k, v in x.items()}

@@ -14,7 +14,7 @@ The action of the next step is chosen before the updates, so that environments o
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,7 +29,9 @@ from sharpwave.algos.ppo_metrics import log_histogram
 from sharpwave.envs.base import Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn.q_network import QNetwork, greedy
-from sharpwave.ops.dqn_loss import DQNLoss, c51_loss, dqn_loss
+from sharpwave.ops import _backends
+from sharpwave.ops.dqn_loss import c51_loss, dqn_loss
+from sharpwave.ops.q_mlp_loss import q_mlp_gradient, q_mlp_loss
 from sharpwave.optim.adam import FlatAdam, flatten_parameters
 from sharpwave.optim.muon import Muon
 from sharpwave.replay.nest import Batch
@@ -91,6 +93,8 @@ class DQN:
             self.optimizer = FlatAdam(parameters, self.lr, config.adam_eps, config.max_grad_norm)
             online = self.optimizer.flat
         self._weights = online, flatten_parameters(self.target.parameters())
+        self._is_fused = self.policy.is_narrow and config.optimizer == "adam" and self.dtype == torch.float32
+        self._is_fused &= _backends.choose("q_mlp_loss", self.device.type) == "triton"
 
         self.replay = make_replay(config, self.env, rank, self.device)
         self._batches: list[Batch] = []
@@ -217,8 +221,10 @@ class DQN:
             batch = self._draw(0)  # a
         for k in range(count):
             with self._inner("train"):
-                output, loss = self._loss(batch)  # b, c
-            td_error = loss.td_error if "valid" not in batch else loss.td_error * batch.valid
+                td_error, gradient = self._loss(batch)  # b, c
+            if "valid" in batch:
+                td_error = td_error * batch.valid
+            self._side[1].join()  # the last update's metrics
             with self._side[0]():
                 with self._inner("priorities"):
                     self.replay.update_priorities(batch.indices, td_error, batch.generations)  # e
@@ -226,15 +232,14 @@ class DQN:
                     with self._inner("sample"):
                         batch = self._draw(1 - k % 2)
             with self._inner("train"):
-                self.optimizer.zero_grad()
-                output.backward(loss.gradient)
-                self.optimizer.step(keep=loss.loss.isfinite())  # d
+                grad, stats = gradient()
+                self._descend(grad, stats)  # d
                 if self.config.target_interval == 1:
                     self._move_target()  # f
             with self._side[1](), torch.no_grad():
-                self._metrics.update(loss.stats, self.optimizer.grad_norm, td_error)
-            for side in self._side:
-                side.join()
+                self._metrics.update(stats, self.optimizer.grad_norm, td_error)
+            self._side[0].join()
+        self._side[1].join()
 
     def _draw(self, which: int) -> Batch:
         """The next batch, in memory that the one before it does not use."""
@@ -243,10 +248,22 @@ class DQN:
             return self._batches[which]
         return self.replay.sample(self.config.batch_size, out=self._batches[which])
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, DQNLoss]:
-        """The network's output at the observations and the loss of it. On a GPU the three passes run beside each
-        other."""
+    def _loss(self, batch: Batch) -> tuple[Tensor, Callable[[], tuple[Tensor | None, Tensor]]]:
+        """TD errors, and what computes the loss's gradient and returns it, laid out as the weights, or None where the
+        parameters hold it; and the loss's STATS.
+
+        On a GPU the three passes run beside each other.
+        """
         config = self.config
+        weight = batch.weights if "valid" not in batch else batch.weights * batch.valid
+        rows = (batch.reward, batch.discount, weight)
+        if self._is_fused:
+            x, following = self.policy.prepare(batch.obs), self.policy.prepare(batch.next_obs)
+            fused = q_mlp_loss(
+                *self._weights, x, following, batch.action, *rows, hidden=config.hidden, k=config.hidden,
+                actions=self.num_actions, dueling=config.dueling, double=config.double, huber=config.huber,
+            )  # fmt: skip
+            return fused.td_error, lambda: q_mlp_gradient(fused)
         self.policy.draw_noise(1, self.noise_generator)
         self.target.draw_noise(1, self.noise_generator)
         next_output = None
@@ -261,12 +278,25 @@ class DQN:
             output = self.policy(batch.obs)
         for side in self._side:
             side.join()
-        weight = batch.weights if "valid" not in batch else batch.weights * batch.valid
-        rows = (batch.reward, batch.discount, weight)
         with torch.no_grad():
             if self.atoms is not None:
-                return output, c51_loss(output, batch.action, next_output, next_target, *rows, self.atoms)
-            return output, dqn_loss(output, batch.action, next_output, next_target, *rows, huber=config.huber)
+                loss = c51_loss(output, batch.action, next_output, next_target, *rows, self.atoms)
+            else:
+                loss = dqn_loss(output, batch.action, next_output, next_target, *rows, huber=config.huber)
+
+        def backward() -> tuple[None, Tensor]:
+            self.optimizer.zero_grad()
+            output.backward(loss.gradient)
+            return None, loss.stats
+
+        return loss.td_error, backward
+
+    def _descend(self, grad: Tensor | None, stats: Tensor) -> None:
+        if grad is None:
+            self.optimizer.step(keep=stats[0])
+        else:
+            assert isinstance(self.optimizer, FlatAdam)
+            self.optimizer.step(keep=stats[0], grad=grad)
 
     @torch.no_grad()
     def _move_target(self) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sharpwave.envs.base import Step
+from sharpwave.ops import _backends
 from sharpwave.ops.dqn_loss import STATS
 
 NAMES = ("loss/td", "td/mean", "q/mean", "q/max", "q/spread", "grad/norm")
@@ -28,6 +29,11 @@ class UpdateMetrics:
 
     def update(self, stats: Tensor, grad_norm: Tensor, td_error: Tensor) -> None:
         """Take in one update: the loss's STATS and the gradient's norm."""
+        if _backends.choose("dqn_loss", stats.device.type) == "triton":
+            from sharpwave.algos._log_triton import log_update
+
+            log_update(stats, grad_norm, td_error, self._log, self._place, self._count, self.td_error)
+            return
         self._log.index_copy_(0, self._place, torch.cat([stats, grad_norm.view(1)])[None])
         self._place.add_(1).remainder_(self.window)
         self._count += 1

@@ -87,9 +87,10 @@ class QNetwork(nn.Module):
         self.value = linear(hidden, atoms) if dueling else None
         self._noisy = [m for m in self.modules() if isinstance(m, NoisyLinear)]
         self.hidden = hidden
-        # What `q_mlp` computes, which on a GPU takes a fifth of the layers' time.
+        # What `q_mlp` computes, which on a GPU takes a fifth of the layers' time; its weights are then this network's
+        # parameters in their order.
         widths = (observation.size * frames, hidden, actions)
-        self._is_narrow = kind == "mlp" and layers == 2 and atoms == 1 and not noisy and max(widths) <= WIDEST
+        self.is_narrow = kind == "mlp" and layers == 2 and atoms == 1 and not noisy and max(widths) <= WIDEST
 
     def forward(self, obs: Tensor) -> Tensor:
         """(B, *shape) or (B, frames, *shape) -> (B, A) float32, or (B, A, atoms) logits."""
@@ -97,7 +98,7 @@ class QNetwork(nn.Module):
 
     def output(self, x: Tensor) -> Tensor:
         """What `forward` gives, of observations that `prepare` has made ready: for two networks of one shape, once."""
-        if self._is_narrow and choose("q_mlp", x.device.type) == "triton" and not torch.is_autocast_enabled("cuda"):
+        if self.is_narrow and choose("q_mlp", x.device.type) == "triton" and not torch.is_autocast_enabled("cuda"):
             return self._narrow(x)
         x = self.trunk(x)
         x = F.relu(self.stream(x.flatten(1)))

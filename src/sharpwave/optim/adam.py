@@ -62,14 +62,19 @@ class FlatAdam(torch.optim.Optimizer):
             self.state[p] = {"exp_avg": m, "exp_avg_sq": v, "count": self._count}
 
     @torch.no_grad()
-    def step(self, closure=None, *, keep: Tensor | None = None):
-        """One step, or none (without a host wait) where the 0-d bool tensor `keep` is false; the closure's loss."""
+    def step(self, closure=None, *, keep: Tensor | None = None, grad: Tensor | None = None):
+        """One step, or none (without a host wait) where `keep` forbids it; returns the closure's loss.
+
+        `keep` is a 0-d tensor: a bool, or a number (the loss) that must be finite. `grad` is the gradient laid out as
+        `flat` is; None: what the parameters hold.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         (group,) = self.param_groups
-        grad = torch.cat([in_memory_order(p.grad) for p in group["params"]])
+        if grad is None:
+            grad = torch.cat([in_memory_order(p.grad) for p in group["params"]])
         adam_step(
             self.flat, grad, self._exp_avg, self._exp_avg_sq, self._count, group["lr"],
             self._always if keep is None else keep, self._report, eps=self.eps, max_grad_norm=self.max_grad_norm,

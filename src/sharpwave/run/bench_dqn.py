@@ -155,18 +155,14 @@ def phases(agent: "DQN", clock: Clock) -> dict[str, float]:
     batch = agent._draw(0)
     td_error = torch.rand(agent.config.batch_size, device=agent.device)
 
-    def forward() -> tuple:
-        return agent._loss(batch)
+    def forward() -> Any:
+        return agent._loss(batch)[1]
 
     def backward() -> Any:
-        output, loss = agent._loss(batch)
-        agent.optimizer.zero_grad()
-        output.backward(loss.gradient)
-        return loss
+        return forward()()
 
     def optimize() -> None:
-        loss = backward()
-        agent.optimizer.step(keep=loss.loss.isfinite())
+        agent._descend(*backward())
 
     result = {
         "sample_us": clock.graph_us(lambda: agent._draw(0)),
@@ -207,11 +203,9 @@ def peers(agent: "DQN", clock: Clock) -> dict[str, float | str]:
         return Batch(rest, obs=obs, next_obs=following, discount=discount, weights=weights)
 
     def train(batch: Any) -> "Tensor":
-        output, loss = agent._loss(batch)
-        agent.optimizer.zero_grad()
-        output.backward(loss.gradient)
-        agent.optimizer.step(keep=loss.loss.isfinite())
-        return loss.td_error
+        td_error, gradient = agent._loss(batch)
+        agent._descend(*gradient())
+        return td_error
 
     priority = torch.rand(rows, device=device).pow_(config.alpha)
 

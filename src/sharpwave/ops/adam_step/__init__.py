@@ -50,12 +50,12 @@ def adam_step(
         m <- beta1 m + (1 - beta1) g;   v <- beta2 v + (1 - beta2) g^2
         w <- w - lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-    Where `keep` is false or |g| is not finite nothing changes but `report`.
+    Where `keep` is false or not finite, or |g| is not finite, nothing changes but `report`.
 
     Args:
         param, grad, exp_avg, exp_avg_sq: (n,) contiguous float32; w, g, m, v. float64 on `reference`.
         count: 0-d float32, t: steps taken.
-        lr: 0-d float32. keep: 0-d bool.
+        lr: 0-d float32. keep: 0-d bool, or float32, such as the loss, which says no by not being finite.
         report: (3,) float32, written: |g| before clipping; 1 where the step was taken, else 0; and, where |g| is not
             finite, the place of the first entry of g that is not (exact below 2^24).
         beta1, beta2: in [0, 1). eps: > 0. max_grad_norm: > 0.

@@ -62,7 +62,7 @@ def adam_step(
     g = grad.numpy()
     norm = float(np.float32(_norm(g)))
     finite = math.isfinite(norm)
-    kept = finite and bool(keep)
+    kept = finite and (math.isfinite(keep) if keep.is_floating_point() else bool(keep))
     out = report.numpy()
     out[0], out[1] = norm, kept
     if not finite:

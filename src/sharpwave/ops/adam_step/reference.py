@@ -20,7 +20,7 @@ def adam_step(
 ) -> None:
     """See `sharpwave.ops.adam_step.adam_step`."""
     norm = torch.linalg.vector_norm(grad)
-    kept = keep & norm.isfinite()
+    kept = (keep.isfinite() if keep.is_floating_point() else keep) & norm.isfinite()
     g = grad * (max_grad_norm / (norm + 1e-6)).clamp(max=1)
     step = count + 1
     m = torch.lerp(exp_avg, g, 1 - beta1)

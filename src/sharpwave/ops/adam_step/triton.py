@@ -1,6 +1,6 @@
 """Adam on one flat vector for GPUs in two launches: partial sums of g^2, and the step, whose programs all add these up.
 
-The count of steps is read by every program of the second launch, so it is written aside and copied.
+The count of steps, which the second launch moves on, is read by all its programs: from a copy that the first one made.
 """
 
 import math
@@ -16,9 +16,11 @@ _NOWHERE = tl.constexpr(2**31 - 1)
 
 
 @triton.jit(do_not_specialize=["n"])
-def _norm_kernel(grad_ptr, sums_ptr, places_ptr, n, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_kernel(grad_ptr, count_ptr, sums_ptr, places_ptr, steps_ptr, n, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
     """Each program's sum of squares, and the first place that is not finite in it."""
     pid = tl.program_id(0)
+    if pid == 0:
+        tl.store(steps_ptr, tl.load(count_ptr))
     total = tl.zeros([BLOCK], tl.float32)
     place = tl.full([BLOCK], _NOWHERE, tl.int32)
     for start in range(pid * BLOCK, n, PROGRAMS * BLOCK):
@@ -37,7 +39,7 @@ def _step_kernel(
     exp_avg_ptr,
     exp_avg_sq_ptr,
     count_ptr,
-    next_count_ptr,
+    steps_ptr,
     lr_ptr,
     keep_ptr,
     report_ptr,
@@ -50,20 +52,24 @@ def _step_kernel(
     eps,
     max_grad_norm,
     n,
+    KEEP_IS_FLOAT: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     pid = tl.program_id(0)
     norm = tl.sqrt(tl.sum(tl.load(sums_ptr + tl.arange(0, PROGRAMS)), 0))
-    kept = tl.where(norm < float("inf"), tl.load(keep_ptr).to(tl.int32), 0)
-    steps = tl.load(count_ptr)
+    keep = tl.load(keep_ptr)
+    if KEEP_IS_FLOAT:
+        keep = tl.abs(keep) < float("inf")
+    kept = tl.where(norm < float("inf"), keep.to(tl.int32), 0)
+    steps = tl.load(steps_ptr)
     if pid == 0:
         tl.store(report_ptr, norm)
         tl.store(report_ptr + 1, kept.to(tl.float32))
         place = tl.min(tl.load(places_ptr + tl.arange(0, PROGRAMS)), 0)
         place = tl.where(place == _NOWHERE, 0, place)  # squares that overflow
         tl.store(report_ptr + 2, place.to(tl.float32), mask=(norm < float("inf")) == 0)
-        tl.store(next_count_ptr, steps + kept.to(tl.float32))
+        tl.store(count_ptr, steps + kept.to(tl.float32))
     t = (steps + 1.0).to(tl.float64)
     # In doubles, for the same reason.
     rate = (tl.load(lr_ptr).to(tl.float64) / (1.0 - tl.exp(t * log_beta1))).to(tl.float32)
@@ -101,17 +107,17 @@ def adam_step(
     programs = min(PARTS, triton.next_power_of_2(triton.cdiv(n, BLOCK)))
     sums = torch.empty(programs, device=param.device)
     places = torch.empty(programs, dtype=torch.int32, device=param.device)
-    next_count = torch.empty_like(count)
-    _norm_kernel[(programs,)](grad, sums, places, n, PROGRAMS=programs, BLOCK=BLOCK)
+    steps = torch.empty_like(count)
+    _norm_kernel[(programs,)](grad, count, sums, places, steps, n, PROGRAMS=programs, BLOCK=BLOCK)
     _step_kernel[(triton.cdiv(n, BLOCK),)](
         param,
         grad,
         exp_avg,
         exp_avg_sq,
         count,
-        next_count,
+        steps,
         lr,
-        keep.view(torch.uint8),
+        keep if keep.is_floating_point() else keep.view(torch.uint8),
         report,
         sums,
         places,
@@ -122,7 +128,7 @@ def adam_step(
         eps,
         max_grad_norm,
         n,
+        KEEP_IS_FLOAT=keep.is_floating_point(),
         PROGRAMS=programs,
         BLOCK=BLOCK,
     )
-    count.copy_(next_count)
