@@ -17,6 +17,7 @@ from sharpwave.algos.dqn_metrics import ReturnCheck, UpdateMetrics
 from sharpwave.envs import Discrete, Observation, Reset, Step, TensorEnv
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.run.checkpoint import flatten, unflatten
+from sharpwave.run.config import RunConfig
 from sharpwave.run.errors import UserError
 from sharpwave.run.evaluate import evaluate
 from sharpwave.run.presets import PRESETS
@@ -650,5 +651,5 @@ class TestConfig:
         sources += [inspect.getsource(p.fget) for p in vars(DQNConfig).values() if isinstance(p, property)]
         nodes = [node for text in sources for node in ast.walk(ast.parse(textwrap.dedent(text)))]
         read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        loop = {f.name for f in dataclasses.fields(dqn_config.RunConfig)}  # read by sharpwave.run
+        loop = {f.name for f in dataclasses.fields(RunConfig)}  # read by sharpwave.run
         assert not {f.name for f in dataclasses.fields(DQNConfig)} - read - loop - {"env", "env_kwargs"}

@@ -18,6 +18,7 @@ from sharpwave.envs.synthetic import Synthetic
 from sharpwave.ops.advantage import puff_advantage
 from sharpwave.run import environment
 from sharpwave.run.checkpoint import flatten, unflatten
+from sharpwave.run.config import RunConfig
 from sharpwave.run.errors import UserError
 from sharpwave.run.evaluate import evaluate
 from tests.algos.toys import Clock, Masked, Target
@@ -489,7 +490,7 @@ class TestConfig:
         )
         tree = ast.parse(inspect.cleandoc("if True:\n" + source) if source.startswith(" ") else _unindent(source))
         read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        loop = {f.name for f in dataclasses.fields(ppo_config.RunConfig)}  # read by sharpwave.run
+        loop = {f.name for f in dataclasses.fields(RunConfig)}  # read by sharpwave.run
         unread = {f.name for f in dataclasses.fields(PPOConfig)} - read - loop
         assert not unread
 

@@ -2,19 +2,18 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from sharpwave.run.config import RunConfig
+from sharpwave.run.config import TrainerConfig
 from sharpwave.run.errors import UserError
 
 
 @dataclass(frozen=True)
-class DQNConfig(RunConfig):
+class DQNConfig(TrainerConfig):
     """Double DQN with n-step returns and dueling heads on prioritized replay."""
 
     GROUPS: ClassVar = {
-        "env": "experiment",
         "total_steps": "amount",
         "buffer_size": "replay",
         "lr": "optimizer",
@@ -22,16 +21,6 @@ class DQNConfig(RunConfig):
         "epsilon_start": "exploration",
         "network": "network",
     }
-
-    env: str
-    """Environment with one discrete action: a Gymnasium id (CartPole-v1), a native one (sharpwave/CartPole), or
-    module:attribute."""
-    seed: int = 0
-    """Seed of every random stream. Runs of equal seed, configuration and machine are equal bit for bit."""
-    device: str = "auto"
-    """Where network, replay and native environments live: cpu, cuda, cuda:1, or auto (cuda where there is one)."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment, e.g. k=4 delay=8."""
 
     total_steps: int = 1_000_000
     """Environment steps of the whole run, over all environments, rounded down to whole epochs. At least one epoch."""
@@ -134,10 +123,7 @@ class DQNConfig(RunConfig):
         Raises:
             UserError: a value is out of range, or values do not fit each other.
         """
-        device = ("cuda" if cuda else "cpu") if self.device == "auto" else self.device
-        on_gpu = device.startswith("cuda")
-        if on_gpu and not cuda:
-            raise UserError(f"--device {self.device}: no CUDA device can be used here; use --device cpu")
+        device, on_gpu = self.chosen_device(cuda)
         num_envs = self.num_envs if self.num_envs is not None else (64 if on_gpu else 8)
         config = dataclasses.replace(self, device=device, num_envs=num_envs)
         config.validate()
@@ -146,12 +132,7 @@ class DQNConfig(RunConfig):
     def validate(self) -> None:
         """Raise UserError, in one line that says what to do, where a value is out of range."""
         super().validate()
-
-        def require(ok: bool, name: str, rule: str) -> None:
-            if not ok:
-                option = "--" + name.replace("_", "-")
-                raise UserError(f"{option} must be {rule}; got {getattr(self, name)}")
-
+        require = self.require
         for name in (
             *("total_steps", "epoch_steps", "batch_size", "buffer_size", "n_step", "frame_stack", "target_interval"),
             *("hidden", "layers", "atoms"),
@@ -159,7 +140,6 @@ class DQNConfig(RunConfig):
             require(getattr(self, name) >= 1, name, "at least 1")
         require(self.buffer_size <= 2_000_000_000, "buffer_size", "at most 2,000,000,000")
         require(self.num_envs is None or self.num_envs >= 1, "num_envs", "at least 1")
-        require(0 <= self.seed < 2**63, "seed", "in [0, 2^63)")
         require(self.learning_starts >= 0, "learning_starts", "at least 0")
         for name in ("lr", "adam_eps", "max_grad_norm", "reward_scale"):
             require(0 < getattr(self, name) < math.inf, name, "above 0 and finite")

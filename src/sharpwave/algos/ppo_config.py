@@ -1,19 +1,18 @@
 """The settings of the PPO trainer. No torch here: the command line reads this for its help."""
 
 import dataclasses
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from sharpwave.run.config import RunConfig
+from sharpwave.run.config import TrainerConfig
 from sharpwave.run.errors import UserError
 
 
 @dataclass(frozen=True)
-class PPOConfig(RunConfig):
+class PPOConfig(TrainerConfig):
     """Recurrent PPO on prioritized trajectory segments."""
 
     GROUPS: ClassVar = {
-        "env": "experiment",
         "total_steps": "amount",
         "lr": "optimizer",
         "gamma": "returns",
@@ -21,15 +20,6 @@ class PPOConfig(RunConfig):
         "alpha": "priorities",
         "hidden": "network",
     }
-
-    env: str
-    """Environment: a Gymnasium id (CartPole-v1), a native one (sharpwave/CueRecall), or module:attribute."""
-    seed: int = 0
-    """Seed of every random stream. Runs of equal seed, configuration and machine are equal bit for bit."""
-    device: str = "auto"
-    """Where the network and the native environments live: cpu, cuda, cuda:1, or auto (cuda where there is one)."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment, e.g. k=4 delay=8."""
 
     total_steps: int = 1_000_000
     """Environment steps of the whole run, over all environments, rounded down to whole epochs. At least one batch."""
@@ -106,10 +96,7 @@ class PPOConfig(RunConfig):
         Raises:
             UserError: a value is out of range, or values do not fit each other.
         """
-        device = ("cuda" if cuda else "cpu") if self.device == "auto" else self.device
-        on_gpu = device.startswith("cuda")
-        if on_gpu and not cuda:
-            raise UserError(f"--device {self.device}: no CUDA device can be used here; use --device cpu")
+        device, on_gpu = self.chosen_device(cuda)
         num_envs = self.num_envs
         if num_envs is None:
             from sharpwave.envs.registry import steps_on_device  # only here, for it imports PyTorch
@@ -127,17 +114,11 @@ class PPOConfig(RunConfig):
     def validate(self) -> None:
         """Raise UserError, in one line that says what to do, where a value is out of range."""
         super().validate()
-
-        def require(ok: bool, name: str, rule: str) -> None:
-            if not ok:
-                option = "--" + name.replace("_", "-")
-                raise UserError(f"{option} must be {rule}; got {getattr(self, name)}")
-
+        require = self.require
         for name in ("total_steps", "horizon", "hidden"):
             require(getattr(self, name) >= 1, name, "at least 1")
         for name in ("num_envs", "minibatch"):
             require(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
-        require(0 <= self.seed < 2**63, "seed", "in [0, 2^63)")
         require(self.layers >= 0, "layers", "at least 0")
         for name in ("lr", "replay_ratio", "max_grad_norm", "reward_scale", "rho_clip", "c_clip", "clip", "vf_clip"):
             require(0 < getattr(self, name) < float("inf"), name, "above 0 and finite")

@@ -13,7 +13,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -60,13 +60,53 @@ class RunConfig:
         """These settings for a trainer that only plays, without what takes memory to train."""
         return self
 
+    def require(self, ok: bool, name: str, rule: str) -> None:
+        """Raise UserError, which says by what `rule` and what the field `name` is, unless `ok`."""
+        if not ok:
+            raise UserError(f"--{name.replace('_', '-')} must be {rule}; got {getattr(self, name)}")
+
     def validate(self) -> None:
-        """Raise ValueError, one line, for a value out of range."""
+        """Raise UserError, in one line that says what to do, where a value is out of range."""
         for name in ("log_interval", "checkpoint_interval", "keep_checkpoints", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(self, name)}")
+            self.require(getattr(self, name) >= 1, name, "at least 1")
         if self.eval_episodes < 0:
-            raise ValueError(f"--eval-episodes must be at least 0; got {self.eval_episodes}: 0 skips the evaluation")
+            raise UserError(f"--eval-episodes must be at least 0; got {self.eval_episodes}: 0 skips the evaluation")
+
+
+@dataclass(frozen=True)
+class TrainerConfig(RunConfig):
+    """What the settings of every trainer begin with."""
+
+    GROUPS: ClassVar[Mapping[str, str]] = {"env": "experiment"}
+
+    env: str
+    """Environment: a Gymnasium id (CartPole-v1), a native one (sharpwave/CartPole), or module:attribute."""
+    seed: int = 0
+    """Seed of every random stream. Runs of equal seed, configuration and machine are equal bit for bit."""
+    device: str = "auto"
+    """Where network, replay and native environments live: cpu, cuda, cuda:1, or auto (cuda where there is one)."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment, e.g. k=4 delay=8."""
+
+    def chosen_device(self, cuda: bool) -> tuple[str, bool]:
+        """The device that "auto" stands for, and whether it is a GPU.
+
+        Args:
+            cuda: whether a CUDA device can be used.
+
+        Raises:
+            UserError: a CUDA device is asked for where there is none.
+        """
+        device = ("cuda" if cuda else "cpu") if self.device == "auto" else self.device
+        on_gpu = device.startswith("cuda")
+        if on_gpu and not cuda:
+            raise UserError(f"--device {self.device}: no CUDA device can be used here; use --device cpu")
+        return device, on_gpu
+
+    def validate(self) -> None:
+        """Raise UserError, in one line that says what to do, where a value is out of range."""
+        super().validate()
+        self.require(0 <= self.seed < 2**63, "seed", "in [0, 2^63)")
 
 
 def config_class(algorithm: str) -> Any:
