@@ -110,12 +110,12 @@ def _data_kernel(
 
 @triton.jit
 def _weight_gradient(
-    g_ptr, x_ptr, dw_ptr, db_ptr, first, n,
+    g_ptr, x_ptr, dw_ptr, db_ptr, first, first_in, n,
     N_OUT: tl.constexpr, G_STRIDE: tl.constexpr, N_IN: tl.constexpr, X_STRIDE: tl.constexpr,
     BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_OUT rows of dw = g^T x and of db = sum g, over all n rows in order."""
-    out, into = first + tl.arange(0, BLOCK_OUT), tl.arange(0, BLOCK_IN)
+    """BLOCK_OUT rows of dw = g^T x, BLOCK_IN columns of them, and of db = sum g, over all n rows in order."""
+    out, into = first + tl.arange(0, BLOCK_OUT), first_in + tl.arange(0, BLOCK_IN)
     total = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
     bias = tl.zeros([BLOCK_OUT], tl.float32)
     for start in range(0, n, BLOCK_N):
@@ -126,7 +126,7 @@ def _weight_gradient(
         bias += tl.sum(g, 1)
     mask = (out[:, None] < N_OUT) & (into[None, :] < N_IN)
     tl.store(dw_ptr + out[:, None] * N_IN + into[None, :], total, mask=mask)
-    tl.store(db_ptr + out, bias, mask=out < N_OUT)
+    tl.store(db_ptr + out, bias, mask=out < tl.where(first_in == 0, N_OUT, 0))
 
 
 @triton.jit
@@ -142,19 +142,19 @@ def _weights_kernel(
     wide: tl.constexpr = 2 * K if DUELING else K
     if pid < TILES_2:
         _weight_gradient(
-            d2_ptr, h1_ptr, dw2_ptr, db2_ptr, pid * COLUMNS, n, wide, wide, H, H, BLOCK_H, COLUMNS, BLOCK_N
+            d2_ptr, h1_ptr, dw2_ptr, db2_ptr, pid * COLUMNS, 0, n, wide, wide, H, H, BLOCK_H, COLUMNS, BLOCK_N
         )  # fmt: skip
     elif pid < TILES_2 + TILES_1:
         _weight_gradient(
-            d1_ptr, x_ptr, dw1_ptr, db1_ptr, (pid - TILES_2) * COLUMNS, n, H, H, D, D, BLOCK_D, COLUMNS, BLOCK_N
+            d1_ptr, x_ptr, dw1_ptr, db1_ptr, (pid - TILES_2) * COLUMNS, 0, n, H, H, D, D, BLOCK_D, COLUMNS, BLOCK_N
         )  # fmt: skip
     elif pid < TILES_2 + TILES_1 + TILES_A:
         first = (pid - TILES_2 - TILES_1) * COLUMNS
         _weight_gradient(
-            da_ptr, h2_ptr + (wide - K), dwa_ptr, dba_ptr, first, n, A, A, K, wide, BLOCK_K, COLUMNS, BLOCK_N
+            da_ptr, h2_ptr + (wide - K), dwa_ptr, dba_ptr, first, 0, n, A, A, K, wide, BLOCK_K, COLUMNS, BLOCK_N
         )  # fmt: skip
     elif DUELING:
-        _weight_gradient(dv_ptr, h2_ptr, dwv_ptr, dbv_ptr, 0, n, 1, 1, K, wide, BLOCK_K, COLUMNS, BLOCK_N)
+        _weight_gradient(dv_ptr, h2_ptr, dwv_ptr, dbv_ptr, 0, 0, n, 1, 1, K, wide, BLOCK_K, COLUMNS, BLOCK_N)
 
 
 def _block(width: int, least: int = 16) -> int:
