@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sharpwave.envs import Observation
+from sharpwave.nn import q_network
 from sharpwave.nn.noisy import NoisyLinear, scaled_noise
 from sharpwave.nn.q_network import FirstConv2d, QNetwork, greedy
 
@@ -70,6 +71,21 @@ def test_patches_as_channels_are_the_same_convolution(size, kernel, stride, patc
     out.square().sum().backward()
     want.square().sum().backward()
     assert torch.allclose(first.weight.grad, plain.weight.grad, rtol=1e-4)
+
+
+def test_bias_and_relu_in_one_pass_are_the_same(monkeypatch, gen):
+    torch.manual_seed(0)
+    net = QNetwork(Observation((36, 36), torch.uint8), 3, "nature", hidden=8, frames=2)
+    obs = torch.randint(256, (4, 2, 36, 36), dtype=torch.uint8, generator=gen)
+    results = []
+    for chosen in ("reference", "triton"):
+        monkeypatch.setattr(q_network, "choose", lambda op, device, chosen=chosen: chosen)
+        net.zero_grad()
+        q = net(obs)
+        q.square().sum().backward()
+        results.append((q.detach(), *(p.grad.clone() for p in net.parameters())))
+    for plain, fused in zip(*results, strict=True):
+        assert torch.allclose(plain, fused, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("atoms", [1, 5])

@@ -11,6 +11,8 @@ from sharpwave.envs.base import Observation
 from sharpwave.nn.noisy import NoisyLinear, scaled_noise
 from sharpwave.nn.normalize import ObservationNormalizer
 from sharpwave.ops._backends import choose
+from sharpwave.ops.bias_relu import bias_relu
+from sharpwave.ops.patches import patches
 from sharpwave.ops.q_mlp import WIDEST, q_mlp
 
 NetworkKind = Literal["auto", "mlp", "nature", "impala"]
@@ -177,17 +179,27 @@ class FirstConv2d(nn.Conv2d):
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """(B, C, H, W) -> (B, C patch patch, H / patch, W / patch), channels last in memory."""
-        p = self.patch
-        x = x.unflatten(3, (-1, p)).unflatten(2, (-1, p)).permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, p, p)
-        x = x.to(dtype, copy=True, memory_format=torch.contiguous_format)
-        return x.flatten(3).permute(0, 3, 1, 2)
+        return patches(x, self.patch, dtype)
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        weight, p = weight if self.scale == 1 else weight * self.scale, self.patch
+        if p == 1:
+            return super()._conv_forward(input, weight, bias)
+        weight = weight.unflatten(3, (2, p)).unflatten(2, (2, p)).permute(0, 2, 4, 1, 3, 5)  # (out, 2, 2, C, p, p)
+        return F.conv2d(input, weight.flatten(3).permute(0, 3, 1, 2), bias)
+
+
+class Rectified(nn.Sequential):
+    """Convolutions, each with a ReLU after it; on a GPU that is one pass with the bias, and one backward."""
 
     def forward(self, input: Tensor) -> Tensor:
-        weight, p = self.weight if self.scale == 1 else self.weight * self.scale, self.patch
-        if p == 1:
-            return self._conv_forward(input, weight, self.bias)
-        weight = weight.unflatten(3, (2, p)).unflatten(2, (2, p)).permute(0, 2, 4, 1, 3, 5)  # (out, 2, 2, C, p, p)
-        return F.conv2d(input, weight.flatten(3).permute(0, 3, 1, 2), self.bias)
+        if choose("bias_relu", input.device.type) != "triton":
+            return super().forward(input)
+        for layer in self:
+            if isinstance(layer, nn.Conv2d):
+                assert layer.bias is not None
+                input = bias_relu(layer._conv_forward(input, layer.weight, None), layer.bias)
+        return input
 
 
 def greedy(output: Tensor, atoms: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -227,12 +239,11 @@ def _nature(channels: int, size: tuple[int, int], scale: float) -> tuple[nn.Sequ
     for convolution in convolutions:
         parts += [convolution, nn.ReLU()]
         size = (_after(size[0], convolution), _after(size[1], convolution))
-    return _channels_last_weights(parts), 64 * math.prod(size)
+    return _channels_last_weights(Rectified(*parts)), 64 * math.prod(size)
 
 
-def _channels_last_weights(parts: list[nn.Module]) -> nn.Sequential:
+def _channels_last_weights(trunk: nn.Sequential) -> nn.Sequential:
     """Weights in the memory order of the images, which spares tensor cores a transposition of each."""
-    trunk = nn.Sequential(*parts)
     for p in trunk.parameters():
         if p.ndim == 4:
             p.data = p.data.contiguous(memory_format=torch.channels_last)
@@ -265,4 +276,4 @@ def _impala(channels: int, size: tuple[int, int], scale: float) -> tuple[nn.Sequ
         parts += [nn.MaxPool2d(3, 2, 1), _Residual(out), _Residual(out)]
         channels, size = out, ((size[0] + 1) // 2, (size[1] + 1) // 2)
     parts.append(nn.ReLU())
-    return _channels_last_weights(parts), channels * math.prod(size)
+    return _channels_last_weights(nn.Sequential(*parts)), channels * math.prod(size)
