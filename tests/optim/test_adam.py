@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sharpwave.optim.adam import FlatAdam, flatten_parameters
+from tests.conftest import backends
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e6, math.inf])
@@ -86,3 +87,12 @@ def test_convolutions_in_channels_last():
             net(x).square().sum().backward()
             optimizer.step()
     assert torch.allclose(nets[0].weight, nets[1].weight, atol=1e-6)
+
+
+@backends("triton")
+def test_gradients_side_by_side(backend, device):
+    from sharpwave.optim._collect_triton import collect
+
+    parts = [torch.randn(n, device=device) for n in (1, 5000, 3, 2048, 2049)]
+    assert torch.equal(collect(parts), torch.cat(parts))
+    assert torch.equal(collect(parts[1:2]), parts[1])

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from sharpwave.ops._backends import choose
 from sharpwave.ops.adam_step import adam_step
 
 
@@ -74,9 +75,17 @@ class FlatAdam(torch.optim.Optimizer):
                 loss = closure()
         (group,) = self.param_groups
         if grad is None:
-            grad = torch.cat([in_memory_order(p.grad) for p in group["params"]])
+            grad = _side_by_side([in_memory_order(p.grad) for p in group["params"]])
         adam_step(
             self.flat, grad, self._exp_avg, self._exp_avg_sq, self._count, group["lr"],
             self._always if keep is None else keep, self._report, eps=self.eps, max_grad_norm=self.max_grad_norm,
         )  # fmt: skip
         return loss
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    if choose("adam_step", parts[0].device.type) == "triton":
+        from sharpwave.optim._collect_triton import collect
+
+        return collect(parts)
+    return torch.cat(parts)
