@@ -207,7 +207,7 @@ def test_train_evaluates_and_says_how_to_go_on(capfd):
     )
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == f"sharpwave {sharpwave.__version__}: ppo sharpwave/CartPole seed 0 on cpu"
-    assert lines[1].startswith("backends: adam_step cpu, advantage cpu, cdf cpu")
+    assert lines[1].startswith("backends: adam_step cpu, advantage cpu, bias_relu reference, cdf cpu")
     assert lines[2] == "run directory: a b"
     assert lines[3].startswith("epoch 1/2  step 32  SPS ")
     assert lines[-5].startswith("epoch 2/2  step 64  SPS ")

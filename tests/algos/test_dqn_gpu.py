@@ -48,6 +48,20 @@ def test_captured_equals_eager(variant):
     assert fingerprint(captured) == fingerprint(train(trainer(captured=False, **changes)))
 
 
+@pytest.mark.parametrize("changes", [dict(), dict(dueling=False, double=False, target_interval=1, tau=0.1)])
+def test_the_loss_in_three_launches_is_the_same(changes):
+    """A few updates: rounding differs, and what learns amplifies that."""
+    plain, fused = (trainer(learning_starts=SMALL["total_steps"] - 1, **changes) for _ in range(2))
+    assert fused._is_fused
+    plain._is_fused = False
+    for agent in (plain, fused):
+        agent.train_epoch()
+        agent.update(8)
+    for x, y in zip(plain.policy.parameters(), fused.policy.parameters(), strict=True):
+        assert torch.allclose(x, y, atol=1e-5)
+    assert fused.metrics() == pytest.approx(plain.metrics(), rel=1e-3, abs=1e-4, nan_ok=True)
+
+
 @pytest.mark.parametrize("network", ["nature", "impala"])
 def test_convolutions_captured_equal_eager(network):
     changes = dict(env="toy/Pixels", network=network, frame_stack=2, total_steps=256 * 6)
