@@ -11,17 +11,17 @@ import triton.language as tl
 from torch import Tensor
 
 from sharpwave.ops.dqn_loss.reference import STATS
-from sharpwave.ops.dqn_loss.triton import _first_best
+from sharpwave.ops.dqn_loss.triton import add_up, first_best
 from sharpwave.ops.q_mlp.triton import (
     COLUMNS,
     LEAST_ACTIONS,
-    _as_it_is,
-    _block,
-    _layer,
-    _put_rows,
-    _rows,
-    _transposed,
-    _weight_gradient,
+    block_of,
+    layer,
+    load_rows,
+    load_transposed,
+    load_weight,
+    store_rows,
+    weight_gradient,
 )
 from sharpwave.ops.q_mlp_loss import ROWS, _size
 
@@ -62,15 +62,15 @@ def _forward_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d, h, a = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_A)
     k = part * PART + tl.arange(0, PART)
-    x = _rows(seen_ptr, row, d, n, D, D)
-    h1 = _layer(x, _transposed(w_ptr, h, d, H, D), w_ptr + B1, h, H)
-    _put_rows(h1_ptr, row, h, tl.where(part == 0, rows, 0), H, H, h1)
+    x = load_rows(seen_ptr, row, d, n, D, D)
+    h1 = layer(x, load_transposed(w_ptr, h, d, H, D), w_ptr + B1, h, H)
+    store_rows(h1_ptr, row, h, tl.where(part == 0, rows, 0), H, H, h1)
     if DUELING:
-        hv = _layer(h1, _transposed(w_ptr + W2, k, h, K, H), w_ptr + B2, k, K)
-        _put_rows(h2_ptr, row, k, rows, K, WIDE, hv)
-    ha = _layer(h1, _transposed(w_ptr + W2 + (WIDE - K) * H, k, h, K, H), w_ptr + B2 + (WIDE - K), k, K)
-    _put_rows(h2_ptr + (WIDE - K), row, k, rows, K, WIDE, ha)
-    q = tl.dot(ha, _transposed(w_ptr + WA, a, k, A, K), input_precision="tf32x3")
+        hv = layer(h1, load_transposed(w_ptr + W2, k, h, K, H), w_ptr + B2, k, K)
+        store_rows(h2_ptr, row, k, rows, K, WIDE, hv)
+    ha = layer(h1, load_transposed(w_ptr + W2 + (WIDE - K) * H, k, h, K, H), w_ptr + B2 + (WIDE - K), k, K)
+    store_rows(h2_ptr + (WIDE - K), row, k, rows, K, WIDE, ha)
+    q = tl.dot(ha, load_transposed(w_ptr + WA, a, k, A, K), input_precision="tf32x3")
     q += tl.load(w_ptr + BA + a, mask=a < tl.where(part == 0, A, 0), other=0.0)[None, :]
     if DUELING:
         wv = tl.load(w_ptr + WV + k, mask=k < K, other=0.0)
@@ -78,15 +78,15 @@ def _forward_kernel(
         if part == 0:
             value += tl.load(w_ptr + WV + K)
         q += (value - tl.sum(tl.where(a[None, :] < A, q, 0.0), 1) / A)[:, None]
-    _put_rows(q_ptr + tl.program_id(1) * n * A, row, a, n, A, A, q)
+    store_rows(q_ptr + tl.program_id(1) * n * A, row, a, n, A, A, q)
 
 
 @triton.jit
 def _q_values(q_ptr, row, a, n, A: tl.constexpr, PARTS: tl.constexpr):
     """The sum of the summands of Q that one pass left, [ROWS, BLOCK_A]."""
-    q = _rows(q_ptr, row, a, n, A, A)
+    q = load_rows(q_ptr, row, a, n, A, A)
     for part in tl.static_range(1, PARTS):
-        q += _rows(q_ptr + part * n * A, row, a, n, A, A)
+        q += load_rows(q_ptr + part * n * A, row, a, n, A, A)
     return q
 
 
@@ -121,7 +121,7 @@ def _loss_kernel(
     if DOUBLE:
         chooser = _q_values(q_ptr + 2 * PARTS * n * A, row, a, n, A, PARTS)
     mask = here[:, None] & (a[None, :] < A)
-    best = _first_best(chooser, a[None, :], mask, BLOCK_A)
+    best = first_best(chooser, a[None, :], mask, BLOCK_A)
     value = tl.sum(tl.where(mask & (a[None, :] == best), following, 0.0), 1)
     taken = a[None, :] == tl.load(action_ptr + row, mask=here, other=0)[:, None]
     q_taken = tl.sum(tl.where(mask & taken, q, 0.0), 1)
@@ -150,17 +150,17 @@ def _loss_kernel(
         da = tl.where(mask, da - dv[:, None] / A, 0.0)
         tl.store(dv_ptr + row, dv, mask=row < kept)
         wv = tl.load(params_ptr + WV + k, mask=k < K, other=0.0)
-        d2v = tl.where(_rows(h2_ptr, row, k, n, K, WIDE) > 0.0, dv[:, None] * wv[None, :], 0.0)
-        _put_rows(d2_ptr, row, k, kept, K, WIDE, d2v)
-    _put_rows(da_ptr, row, a, kept, A, A, da)
-    d2 = tl.dot(da, _as_it_is(params_ptr + WA, a, k, A, K), input_precision="tf32x3")
-    d2 = tl.where(_rows(h2_ptr + (WIDE - K), row, k, n, K, WIDE) > 0.0, d2, 0.0)
-    _put_rows(d2_ptr + (WIDE - K), row, k, kept, K, WIDE, d2)
-    d1 = tl.dot(d2, _as_it_is(params_ptr + W2 + (WIDE - K) * H, k, h, K, H), input_precision="tf32x3")
+        d2v = tl.where(load_rows(h2_ptr, row, k, n, K, WIDE) > 0.0, dv[:, None] * wv[None, :], 0.0)
+        store_rows(d2_ptr, row, k, kept, K, WIDE, d2v)
+    store_rows(da_ptr, row, a, kept, A, A, da)
+    d2 = tl.dot(da, load_weight(params_ptr + WA, a, k, A, K), input_precision="tf32x3")
+    d2 = tl.where(load_rows(h2_ptr + (WIDE - K), row, k, n, K, WIDE) > 0.0, d2, 0.0)
+    store_rows(d2_ptr + (WIDE - K), row, k, kept, K, WIDE, d2)
+    d1 = tl.dot(d2, load_weight(params_ptr + W2 + (WIDE - K) * H, k, h, K, H), input_precision="tf32x3")
     if DUELING:
-        d1 += tl.dot(d2v, _as_it_is(params_ptr + W2, k, h, K, H), input_precision="tf32x3")
-    d1 = tl.where(_rows(h1_ptr, row, h, n, H, H) > 0.0, d1, 0.0)
-    _put_rows(d1_ptr, row, h, n, H, H, d1)
+        d1 += tl.dot(d2v, load_weight(params_ptr + W2, k, h, K, H), input_precision="tf32x3")
+    d1 = tl.where(load_rows(h1_ptr, row, h, n, H, H) > 0.0, d1, 0.0)
+    store_rows(d1_ptr, row, h, n, H, H, d1)
 
 
 @triton.jit
@@ -182,31 +182,24 @@ def _weights_kernel(
     BA: tl.constexpr = WA + A * K
     WV: tl.constexpr = BA + A
     if pid < TILES_2:
-        _weight_gradient(
+        weight_gradient(
             d2_ptr, h1_ptr, grad_ptr + W2, grad_ptr + B2, pid * COLUMNS, first_in, n,
             WIDE, WIDE, H, H, BLOCK_IN, COLUMNS, BLOCK_N,
         )  # fmt: skip
     elif pid < TILES_2 + TILES_1:
-        _weight_gradient(
+        weight_gradient(
             d1_ptr, x_ptr, grad_ptr, grad_ptr + B1, (pid - TILES_2) * COLUMNS, first_in, n,
             H, H, D, D, BLOCK_IN, COLUMNS, BLOCK_N,
         )  # fmt: skip
     elif pid < TILES_2 + TILES_1 + TILES_A:
-        _weight_gradient(
+        weight_gradient(
             da_ptr, h2_ptr + (WIDE - K), grad_ptr + WA, grad_ptr + BA, (pid - TILES_2 - TILES_1) * COLUMNS, first_in, n,
             A, A, K, WIDE, BLOCK_IN, COLUMNS, BLOCK_N,
         )  # fmt: skip
     elif pid == TILES_2 + TILES_1 + TILES_A:
-        part = tl.arange(0, BLOCK_PARTS)
-        for i in tl.static_range(_STATS):
-            if i == 3:
-                high = tl.load(sums_ptr + part * _STATS + i, mask=part < PARTS, other=float("-inf"))
-                tl.store(stats_ptr + i, tl.max(high, 0))
-            else:
-                total = tl.load(sums_ptr + part * _STATS + i, mask=part < PARTS, other=0.0)
-                tl.store(stats_ptr + i, tl.sum(total, 0) / n)
+        add_up(sums_ptr, stats_ptr, n, PARTS, BLOCK_PARTS)
     elif DUELING:
-        _weight_gradient(
+        weight_gradient(
             dv_ptr, h2_ptr, grad_ptr + WV, grad_ptr + WV + K, 0, first_in, n,
             1, 1, K, WIDE, BLOCK_IN, COLUMNS, BLOCK_N,
         )  # fmt: skip
@@ -231,7 +224,7 @@ def q_mlp_loss(
     """As the reference, float32, with a row of sums for each program."""
     n, d = x.shape
     wide, programs, passes = 2 * k if dueling else k, triton.cdiv(n, ROWS), 3 if double else 2
-    block_h, block_k = _block(hidden), _block(k)
+    block_h, block_k = block_of(hidden), block_of(k)
     part, piece = max(block_k // FORWARD_PARTS, 16), max(block_h // LOSS_PARTS, 16)
     parts = triton.cdiv(k, part)
 
@@ -242,11 +235,11 @@ def q_mlp_loss(
     h1, h2, d1, d2 = empty(n, hidden), empty(n, wide), empty(n, hidden), empty(n, wide)
     da, dv, sums = empty(n, actions), empty(n), empty(programs, len(STATS))
     common = dict(
-        D=d, H=hidden, K=k, A=actions, DUELING=dueling, PARTS=parts, BLOCK_A=_block(actions, LEAST_ACTIONS), ROWS=ROWS
+        D=d, H=hidden, K=k, A=actions, DUELING=dueling, PARTS=parts, BLOCK_A=block_of(actions, LEAST_ACTIONS), ROWS=ROWS
     )  # fmt: skip
     _forward_kernel[(programs, passes * parts)](
         params, target_params, x, next_x.contiguous(), q, h1, h2, n,
-        PART=part, BLOCK_D=_block(d), BLOCK_H=block_h, **common, num_warps=FORWARD_WARPS,
+        PART=part, BLOCK_D=block_of(d), BLOCK_H=block_h, **common, num_warps=FORWARD_WARPS,
     )  # fmt: skip
     rows = (t.contiguous() for t in (action, reward, discount, weight))
     _loss_kernel[(programs, triton.cdiv(hidden, piece))](
@@ -277,7 +270,7 @@ def q_mlp_gradient(
     tiles = {"TILES_1": hidden, "TILES_2": h2.shape[1], "TILES_A": actions}
     tiles = {name: triton.cdiv(width, COLUMNS) for name, width in tiles.items()}
     widest = max(d, hidden, k)
-    block_in = max(_block(widest) // WEIGHT_PARTS, 16)
+    block_in = max(block_of(widest) // WEIGHT_PARTS, 16)
     _weights_kernel[(sum(tiles.values()) + 1 + dueling, triton.cdiv(widest, block_in))](
         x, h1, h2, d1, d2, da, dv, sums, gradient, stats,
         n, D=d, H=hidden, K=k, A=actions, DUELING=dueling, BLOCK_IN=block_in, BLOCK_N=BLOCK_N, COLUMNS=COLUMNS, **tiles,
