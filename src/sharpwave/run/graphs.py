@@ -2,7 +2,9 @@
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 
 import torch
 
@@ -58,7 +60,8 @@ class Captured:
         for generator in self.generators:
             graph.register_generator_state(generator)
         # JAX's threads may allocate meanwhile, which a global capture would take for a mistake of its own.
-        with torch.cuda.graph(graph, stream=_capture_stream(self.device), capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, stream=_capture_stream(self.device), capture_error_mode="thread_local")
+        with _no_collection(), capture:
             self.fn()
         graph.instantiate()
         return graph
@@ -81,6 +84,19 @@ class Captured:
         with torch.cuda.stream(stream):
             fn()
         current.wait_stream(stream)
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Nothing in cycles is let go of inside: graphs and memory of a trainer from before would invalidate a capture."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @functools.cache

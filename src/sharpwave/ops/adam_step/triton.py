@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PARTS = 128  # programs of the first launch, at most
+PARTS = 512  # programs of the first launch, at most
 BLOCK = 1024
 _NOWHERE = tl.constexpr(2**31 - 1)
 

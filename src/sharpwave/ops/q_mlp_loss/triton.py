@@ -26,9 +26,8 @@ from sharpwave.ops.q_mlp.triton import (
 from sharpwave.ops.q_mlp_loss import ROWS, _size
 
 _STATS = tl.constexpr(len(STATS))
-FORWARD_WARPS = LOSS_WARPS = WEIGHT_WARPS = 8
-FORWARD_PARTS, LOSS_PARTS, WEIGHT_PARTS = 2, 4, 2  # programs that share 16 rows, of the batch or of a weight
-BLOCK_N = 32  # rows of the batch that a tile of a weight's gradient adds at a time
+FORWARD_PART, LOSS_PART, WEIGHT_PART = 64, 32, 64  # columns of a program's product, at most
+BLOCK_N = 64  # rows of the batch that a tile of a weight's gradient adds at a time
 
 
 @triton.jit
@@ -225,7 +224,7 @@ def q_mlp_loss(
     n, d = x.shape
     wide, programs, passes = 2 * k if dueling else k, triton.cdiv(n, ROWS), 3 if double else 2
     block_h, block_k = block_of(hidden), block_of(k)
-    part, piece = max(block_k // FORWARD_PARTS, 16), max(block_h // LOSS_PARTS, 16)
+    part, piece = min(block_k, FORWARD_PART), min(block_h, LOSS_PART)
     parts = triton.cdiv(k, part)
 
     def empty(*shape: int) -> Tensor:
@@ -239,12 +238,12 @@ def q_mlp_loss(
     )  # fmt: skip
     _forward_kernel[(programs, passes * parts)](
         params, target_params, x, next_x.contiguous(), q, h1, h2, n,
-        PART=part, BLOCK_D=block_of(d), BLOCK_H=block_h, **common, num_warps=FORWARD_WARPS,
+        PART=part, BLOCK_D=block_of(d), BLOCK_H=block_h, **common, num_warps=8,
     )  # fmt: skip
     rows = (t.contiguous() for t in (action, reward, discount, weight))
     _loss_kernel[(programs, triton.cdiv(hidden, piece))](
         params, q, h1, h2, *rows, td_error, sums, da, dv, d2, d1, huber, n,
-        DOUBLE=double, SLICE=piece, BLOCK_K=block_k, **common, num_warps=LOSS_WARPS,
+        DOUBLE=double, SLICE=piece, BLOCK_K=block_k, **common, num_warps=4,
     )  # fmt: skip
     return td_error, h1, h2, d1, d2, da, dv, sums
 
@@ -270,10 +269,10 @@ def q_mlp_gradient(
     tiles = {"TILES_1": hidden, "TILES_2": h2.shape[1], "TILES_A": actions}
     tiles = {name: triton.cdiv(width, COLUMNS) for name, width in tiles.items()}
     widest = max(d, hidden, k)
-    block_in = max(block_of(widest) // WEIGHT_PARTS, 16)
+    block_in = min(block_of(widest), WEIGHT_PART)
     _weights_kernel[(sum(tiles.values()) + 1 + dueling, triton.cdiv(widest, block_in))](
         x, h1, h2, d1, d2, da, dv, sums, gradient, stats,
         n, D=d, H=hidden, K=k, A=actions, DUELING=dueling, BLOCK_IN=block_in, BLOCK_N=BLOCK_N, COLUMNS=COLUMNS, **tiles,
-        PARTS=parts, BLOCK_PARTS=triton.next_power_of_2(parts), num_warps=WEIGHT_WARPS,
+        PARTS=parts, BLOCK_PARTS=triton.next_power_of_2(parts), num_warps=4,
     )  # fmt: skip
     return gradient, stats
