@@ -93,19 +93,31 @@ class Jax:
         self.is_gymnax = name.startswith("gymnax")
         words = np.random.SeedSequence(seed).generate_state(2)
         self.key = jax.numpy.asarray(words, dtype=jax.numpy.uint32)
-        self.key, sub = jax.random.split(self.key)
-        self.keys = [None] * N + list(jax.random.split(sub, N))
+        self.key, sub, self.later = jax.random.split(self.key, 3)
+        self.keys = list(jax.random.split(sub, N))  # of beginnings, at first; then of steps
+        self.begun = 0
         self.states = [None] * N
         self.one_step, self.one_reset = jax.jit(self.env.step_env), jax.jit(self.env.reset_env)
 
     def begin(self, i):
-        obs, self.states[i] = self.one_reset(self.keys[N + i], self.params)
+        obs, self.states[i] = self.one_reset(self.key_to_begin(i), self.params)
         return np.asarray(obs)
+
+    def key_to_begin(self, i):
+        self.begun += 1
+        if self.begun <= N:
+            return self.keys[i]
+        if self.is_gymnax:
+            return self.jax.random.split(self.later, N)[i]
+        # Craftax's worlds are made one at a time here, each for the next that ends.
+        self.later, sub = self.jax.random.split(self.later)
+        return self.jax.random.split(sub, 1)[0]
 
     def step(self, i, action):
         if i == 0:
-            self.key, sub = self.jax.random.split(self.key)
-            self.keys = list(self.jax.random.split(sub, 2 * N))
+            self.key, sub, later = self.jax.random.split(self.key, 3)
+            self.later = later if self.is_gymnax else self.later
+            self.keys = list(self.jax.random.split(sub, N))
         obs, state, reward, done, _ = self.one_step(self.keys[i], self.states[i], action, self.params)
         self.states[i] = state
         late = bool(self.env.is_truncated(state, self.params)) if self.is_gymnax else int(state.timestep) >= 12

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -41,14 +42,15 @@ class TestMemory:
         obs = env.reset(0).obs
         assert obs.data_ptr() == env._obs.unsafe_buffer_pointer()
         seen = []
-        advance = env._advance
+        advance = env._compiled.result()
 
-        def spy(key, world, action):
-            result = advance(key, world, action)
-            seen.append((action.unsafe_buffer_pointer(), *(x.unsafe_buffer_pointer() for x in result[3][:4])))
+        def spy(key, world, stock, action):
+            result = advance(key, world, stock, action)
+            seen.append((action.unsafe_buffer_pointer(), *(x.unsafe_buffer_pointer() for x in result[-1][:4])))
             return result
 
-        env._advance = spy
+        env._compiled = Future()
+        env._compiled.set_result(spy)
         action = torch.zeros(8, dtype=torch.int64)
         cast = torch.zeros(8, dtype=torch.int32)
         action.to = lambda *_: cast
@@ -83,6 +85,24 @@ def test_begun_together_or_in_batches(batch):
     assert torch.equal(together.reset(3).obs, apart.reset(3).obs)
     action = torch.zeros(6, dtype=torch.int64)
     assert torch.equal(together.step(action).obs, apart.step(action).obs)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 5])
+def test_every_beginning_in_stock_is_used(batch):
+    """Those that end take the next ones in line, in order, also where more end at a time than there are in stock."""
+    env = counter(7, batch=batch)
+    env.reset(4)
+    key = jax.numpy.asarray(np.random.SeedSequence(4).generate_state(2), dtype=jax.numpy.uint32)
+    later = jax.random.split(key, 3)[2]
+    made = []
+    while len(made) < 100:
+        later, sub = jax.random.split(later)
+        made += [int(jax.random.randint(one, (), 1, 6)) for one in jax.random.split(sub, batch)]
+    served = []
+    for _ in range(30):
+        step = env.step(torch.ones(7, dtype=torch.int64))
+        served += np.asarray(env._world["until"])[step.begins.numpy()].tolist()
+    assert len(served) > 50 and served == made[: len(served)]
 
 
 @pytest.mark.parametrize("batch", [None, 1, 3])
@@ -128,17 +148,16 @@ def test_saved_and_continued_bit_for_bit(build):
             assert torch.equal(a, b)
 
 
-def test_compiled_once():
-    """Also where a world holds numbers of no fixed type, which the first step would fix."""
+def test_numbers_of_no_fixed_type():
+    """A world may hold them, though a step that is compiled once needs the type that the first step will give."""
 
     def step(key, world, action):
         return jax.numpy.zeros(2), world + 1, 0.0, world > 3, False
 
     env = JaxVector("loose", 2, "cpu", envs.Discrete((2,)), lambda key: (jax.numpy.zeros(2), 0), step, reset_batch=1)
     env.reset(0)
-    for _ in range(6):
-        env.step(torch.zeros(2, dtype=torch.int64))
-    assert env._advance._cache_size() == 1
+    ends = [env.step(torch.zeros(2, dtype=torch.int64)).terminated.tolist() for _ in range(10)]
+    assert ends == ([[False] * 2] * 4 + [[True] * 2]) * 2
 
 
 def test_seeds():

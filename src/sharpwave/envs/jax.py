@@ -4,6 +4,7 @@ import difflib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def make_gymnax(name: str, num_envs: int, device: torch.device | str = "cpu", **
 def make_craftax(name: str, num_envs: int, device: torch.device | str = "cpu", **options: Any) -> "JaxVector":
     """`num_envs` copies of Craftax (Matthews et al. 2024): "craftax/Craftax-Symbolic-v1", and Classic or Pixels.
 
-    A new world takes hundreds of times as long as a step, so that only episodes that ended get one, N / 64 at a time.
+    A new world takes hundreds of times as long as a step: they are made in stock, N / 16 at a time.
 
     Args:
         name: "craftax/" and one of Craftax's names.
@@ -98,7 +99,7 @@ def make_craftax(name: str, num_envs: int, device: torch.device | str = "cpu", *
         Discrete((env.action_space(params).n,)),
         lambda key: env.reset_env(key, params),
         step,
-        reset_batch=max(1, num_envs // 64),
+        reset_batch=max(1, num_envs // 16),
         check_finite=check_finite,
     )
 
@@ -119,8 +120,9 @@ class JaxVector(VectorEnv):
         step: (key, state, action) -> (observation, state, reward, terminated, truncated), for one environment, without
             beginning the next episode: the observation is the true final one.
         reset_batch: how many episodes are begun at a time. N begins one for every environment at each step and keeps
-            those that are needed, the fastest where beginning is cheap; fewer are begun one batch after the other, and
-            only as many as ended. The memory that beginning takes is that of a batch.
+            those that are needed, the fastest where beginning is cheap. Fewer are begun in stock, and each that ends
+            takes the next, so that all are used; the stock is made anew when it is used up. The memory that beginning
+            takes is that of a batch.
         check_finite: on a CPU, raise where a reward or observation is NaN or infinite. On a GPU that would wait.
 
     Deterministic for a seed and device. Episodes are saved exactly: all state is arrays. The first step compiles, which
@@ -142,34 +144,40 @@ class JaxVector(VectorEnv):
         check_finite: bool = True,
     ):
         self._place = _jax_device(torch.device(device))
-        self._shapes = jax.eval_shape(jax.vmap(reset), jax.random.split(jax.random.PRNGKey(0), num_envs))
-        shown = self._shapes[0]
+        shown = jax.eval_shape(jax.vmap(reset), jax.random.split(jax.random.PRNGKey(0), num_envs))[0]
         if not hasattr(shown, "shape"):
             raise ValueError(f"{name}: observations must be one array; they are {jax.tree.structure(shown)}")
         dtype = torch.from_numpy(np.empty(0, shown.dtype)).dtype
         super().__init__(name, num_envs, device, Observation(tuple(shown.shape[1:]), dtype), action)
         self._check = check_finite and self.device.type == "cpu"
         batch = min(reset_batch or num_envs, num_envs)
-        self._begin_all = jax.jit(_beginning(reset, num_envs, batch))
+        begin = _beginning(reset, num_envs, batch)
+        self._begin_all = jax.jit(begin)
+        self._shapes = jax.eval_shape(begin, jax.random.PRNGKey(0))
         # The states are nobody else's: a step may write the next ones over them.
-        self._advance = jax.jit(_advancing(reset, step, num_envs, batch), donate_argnums=1)
+        self._advance_all = jax.jit(_advancing(reset, step, num_envs, batch), donate_argnums=(1, 2))
+        self._compiled: Future | None = None
         self._low = self._high = None
         if isinstance(action, Continuous):
             self._low, self._high = torch.tensor([action.low, action.high], device=self.device)
         self._key: Any = None
         self._world: Any = None
+        self._stock: Any = None
         self._obs: Any = None
 
     def _reset(self, seed: int) -> Reset:
         words = np.random.SeedSequence(seed).generate_state(2)
         self._key = jax.device_put(jnp.asarray(words, dtype=jnp.uint32), self._place)
-        self._obs, self._world, self._key = self._begin_all(self._key)
+        self._compile()
+        self._obs, self._world, self._stock, self._key = self._begin_all(self._key)
         return Reset(self._shown())
 
     def _step(self, action: Tensor) -> Step:
         action = action.to(torch.int32) if self._low is None else action.clamp(self._low, self._high)
         given = jax.dlpack.from_dlpack(action.to(self.device).contiguous())
-        self._obs, self._world, self._key, out = self._advance(self._key, self._world, given)
+        assert self._compiled is not None
+        advance = self._compiled.result()
+        self._obs, self._world, self._stock, self._key, out = advance(self._key, self._world, self._stock, given)
         final, reward, terminated, truncated, finite = out
         if self._check and not bool(finite.all()):
             index = int(np.argmin(np.asarray(finite)))
@@ -177,68 +185,106 @@ class JaxVector(VectorEnv):
         final, reward, terminated, truncated = map(torch.from_dlpack, (final, reward, terminated, truncated))
         return Step(self._shown(), reward, terminated, truncated, final)
 
+    def _compile(self) -> None:
+        """Begin to compile the step, once, beside whatever else is compiled before the first one is taken."""
+        if self._compiled is not None:
+            return
+        kind = jnp.int32 if self._low is None else jnp.float32
+        action = jax.ShapeDtypeStruct(tuple(self._action_shape), kind)
+        _, world, stock, key = self._shapes
+        here = jax.sharding.SingleDeviceSharding(self._place)
+        given = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), (key, world, stock, action)
+        )
+        worker = ThreadPoolExecutor(1)
+        self._compiled = worker.submit(lambda: self._advance_all.lower(*given).compile())
+        worker.shutdown(wait=False)
+
     def _shown(self) -> Tensor:
         return torch.from_dlpack(self._obs)
 
     def _state(self) -> dict[str, Any]:
-        leaves = jax.tree.leaves((self._obs, self._world, self._key))
+        leaves = jax.tree.leaves((self._obs, self._world, self._stock, self._key))
         return {f"leaf {i}": _saved(leaf) for i, leaf in enumerate(leaves)}
 
     def _load(self, state: Mapping[str, Any]) -> Reset:
-        key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-        shapes, tree = jax.tree.flatten((*self._shapes, key))
+        shapes, tree = jax.tree.flatten(self._shapes)
         found = [state[f"leaf {i}"] for i in range(len(shapes)) if f"leaf {i}" in state]
         if f"leaf {len(shapes)}" in state or [(tuple(x.shape), x.element_size()) for x in found] != [
             (s.shape, s.dtype.itemsize) for s in shapes
         ]:
             raise ValueError(f"{self.name}: the state was saved from other options or another version: make it as then")
         arrays = [_loaded(x, s.dtype) for x, s in zip(found, shapes, strict=True)]
-        self._obs, self._world, self._key = jax.device_put(jax.tree.unflatten(tree, arrays), self._place)
+        self._compile()
+        kept = jax.device_put(jax.tree.unflatten(tree, arrays), self._place)
+        self._obs, self._world, self._stock, self._key = kept
         return Reset(self._shown(), continued=True)
 
 
-def _beginning(reset: ResetOne, n: int, batch: int) -> Callable[[Any], tuple[Any, Any, Any]]:
-    """key -> (observations, states, key). All at once, thousands of large worlds take much of a GPU's memory."""
+def _beginning(reset: ResetOne, n: int, batch: int) -> Callable[[Any], tuple[Any, Any, Any, Any]]:
+    """key -> (observations, states, stock, key). All at once, thousands of large worlds take much of a GPU's memory."""
 
     def begin(key: Any):
-        key, sub = jax.random.split(key)
-        obs, world = jax.lax.map(reset, jax.random.split(sub, n), batch_size=math.gcd(n, batch))
-        return *_strong((obs, world)), key
+        key, sub, later = jax.random.split(key, 3)
+        obs, world = _strong(jax.lax.map(reset, jax.random.split(sub, n), batch_size=math.gcd(n, batch)))
+        if batch == n:
+            return obs, world, None, key
+        nothing = jax.tree.map(lambda x: jnp.zeros((batch, *x.shape[1:]), x.dtype), (obs, world))
+        return obs, world, (nothing, jnp.int32(batch), later), key
 
     return begin
 
 
 def _advancing(reset: ResetOne, step: StepOne, n: int, batch: int) -> Callable[..., Any]:
-    """(key, states, actions) -> (observations, states, key, what a step tells), ended episodes begun anew."""
+    """(key, states, stock, actions) -> (observations, states, stock, key, what a step tells), ended ones begun anew.
 
-    def advance(key: Any, world: Any, action: Any):
-        key, sub = jax.random.split(key)
-        keys = jax.random.split(sub, 2 * n)
-        final, world, reward, terminated, truncated = jax.vmap(step)(keys[:n], world, action)
+    The stock is None where one is begun for every environment; else `batch` beginnings, how many of them are used, and
+    the key of those to come.
+    """
+
+    def advance(key: Any, world: Any, stock: Any, action: Any):
+        key, sub, later = jax.random.split(key, 3)
+        final, world, reward, terminated, truncated = jax.vmap(step)(jax.random.split(sub, n), world, action)
         reward = reward.astype(jnp.float32)
         terminated, truncated = terminated.astype(bool), truncated.astype(bool)
         ended = terminated | truncated
         finite = jnp.isfinite(reward) & jnp.isfinite(final.reshape(n, -1)).all(1)
-        if batch == n:
-            first = jax.vmap(reset)(keys[n:])
+        now = _strong((final, world))
+        if stock is None:
+            first = jax.vmap(reset)(jax.random.split(later, n))
 
             def pick(new: Any, old: Any):
                 return jnp.where(ended.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-            obs, world = jax.tree.map(pick, first, (final, world))
+            now = jax.tree.map(pick, _strong(first), now)
         else:
-
-            def begin_some(carry: Any):
-                waiting, current = carry
-                (index,) = jnp.nonzero(waiting, size=batch, fill_value=n)
-                first = jax.vmap(reset)(keys[n:].at[index].get(mode="clip"))
-                current = jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), current, first)
-                return waiting.at[index].set(False, mode="drop"), current
-
-            _, (obs, world) = jax.lax.while_loop(lambda carry: carry[0].any(), begin_some, (ended, (final, world)))
-        return *_strong((obs, world)), key, (final, reward, terminated, truncated, finite)
+            serve = _serving(reset, n, batch)
+            _, now, stock = jax.lax.while_loop(lambda carry: carry[0].any(), serve, (ended, now, stock))
+        return *now, stock, key, (final, reward, terminated, truncated, finite)
 
     return advance
+
+
+def _serving(reset: ResetOne, n: int, batch: int) -> Callable[[Any], Any]:
+    """(who waits, what is current, stock) -> the same, after the first in line have taken what there is."""
+
+    def restock(stock: Any):
+        later, sub = jax.random.split(stock[2])
+        return _strong(jax.vmap(reset)(jax.random.split(sub, batch))), jnp.int32(0), later
+
+    def serve(carry: Any):
+        waiting, current, stock = carry
+        stock = jax.lax.cond(stock[1] == batch, restock, lambda same: same, stock)
+        fresh, used, later = stock
+        (line,) = jnp.nonzero(waiting, size=batch, fill_value=n)
+        place = used + jnp.arange(batch, dtype=jnp.int32)
+        line = jnp.where(place < batch, line, n)  # n: nobody, which the writes below leave out
+        taken = jax.tree.map(lambda x: x.at[place].get(mode="clip"), fresh)
+        current = jax.tree.map(lambda old, new: old.at[line].set(new, mode="drop"), current, taken)
+        used = used + (line < n).sum(dtype=jnp.int32)
+        return waiting.at[line].set(False, mode="drop"), current, (fresh, used, later)
+
+    return serve
 
 
 def _strong(tree: Any) -> Any:
