@@ -171,7 +171,7 @@ def test_two_layers_in_one_graph_replayed_with_new_data():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="at least 1; got hidden=0"):
+    with pytest.raises(ValueError, match="integers >= 1; got hidden=0"):
         MinGRU(0)
     net, x, state, reset = make()
     with pytest.raises(ValueError, match=r"state must be \(layers, B, H\) with layers = 2; got shape \(1, 3, 16\)"):
@@ -181,4 +181,14 @@ def test_errors():
     with pytest.raises(ValueError, match=r"x must be \(B, T, H\)"):
         net(x[:, 0], state)
     with pytest.raises(ValueError, match="backward must be one of"):
-        MinGRU(16, 2, backward="quick")(x, state)
+        MinGRU(16, 2, backward="quick")
+    with pytest.raises(ValueError, match="backend must be one of"):
+        MinGRU(16, 2, backend="quick")
+
+
+def test_a_second_derivative_is_refused():
+    net, x, state, reset = make()
+    x.requires_grad_()
+    (grad,) = torch.autograd.grad(net(x, state, reset)[0].pow(3).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.pow(2).sum().backward()

@@ -269,11 +269,22 @@ def test_opcheck():
         (lambda: sample_cdf(torch.ones(3), 1, torch.ones(2), start()), ValueError, "seed must be"),
         (lambda: draw_segments(torch.ones(3), 1, 0, start(), torch.ones(2)), ValueError, "beta must be"),
         (lambda: draw_segments(torch.ones(3), 1, 0, start(), torch.tensor(1.0), eps=-1), ValueError, "eps must be"),
+        (lambda: draw_segments(torch.ones(3), 1, 0, start(), 0.4), TypeError, "beta must be a tensor; got float"),
+        (lambda: sample_cdf(torch.ones(3), 1, 0, 0), TypeError, "offset must be a tensor; got int"),
+        (lambda: build_cdf([1.0]), TypeError, "weights must be a tensor; got list"),
     ],
 )
 def test_errors_name_the_argument(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_gradients_are_refused_and_not_lost():
+    w = torch.rand(5, requires_grad=True)
+    with pytest.raises(RuntimeError, match="build_cdf has no gradient: detach"):
+        build_cdf(w).sum().backward()
+    _, importance, _ = draw_segments(w, 3, 0, start(), torch.tensor(0.5))
+    assert not importance.requires_grad
 
 
 @pytest.mark.gpu

@@ -533,3 +533,12 @@ def test_float64_is_the_references(backend, device):
         mingru_scan(*wide, backend=backend)
     with pytest.raises(TypeError, match="backend='reference'"):
         mingru_step(wide[0][:, 0], wide[1], wide[2][:, 0], backend=backend)
+
+
+def test_auto_takes_the_reference_for_float64():
+    combined, state, x, reset, dout, dnext = inputs(2, 5, 3, dtype=torch.float64)
+    tensors = combined, state.double(), x, reset, dout, dnext.double()
+    for got, want in zip(run(*tensors, backend="auto"), run(*tensors, backend="reference"), strict=True):
+        assert got.dtype == torch.float64 and torch.equal(got, want)
+    step = mingru_step(combined[:, 0], state.double(), x[:, 0])[0]
+    assert torch.equal(step, mingru_step(combined[:, 0], state.double(), x[:, 0], backend="reference")[0])

@@ -1,5 +1,6 @@
 """Bad input: one clear error that names the field, and the buffer is as it was. And the kinds of storage."""
 
+import copy
 import json
 import os
 import shutil
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sharpwave.replay import PrioritizedReplay, SequenceReplay
+from sharpwave.replay import PrioritizedReplay, SequenceReplay, SumTree
 from sharpwave.replay.nest import flatten
 from sharpwave.run.errors import CheckpointError
 
@@ -91,6 +92,8 @@ def test_the_first_batch_decides_the_fields(fields, error, says):
         (dict(alpha=3.0), "alpha"),
         (dict(beta=-1.0), "beta"),
         (dict(beta=(0.4, float("nan"), 5)), "beta"),
+        (dict(beta=(0.4, 1.0)), "beta must be a number"),
+        (dict(beta="high"), "beta must be a number"),
         (dict(eps=0.0), "eps"),
         (dict(gamma=1.5), "gamma"),
         (dict(n_step=3), "num_envs"),
@@ -319,3 +322,22 @@ def test_a_hundred_gigabytes_on_a_small_machine(tmp_path):
     buffer.update_priorities(batch.indices, torch.rand(256), batch.generations)
     used = sum(f.stat().st_blocks * 512 for f in (tmp_path / "files").iterdir())
     assert used < 50e6, f"{used / 1e6:.0f} MB of the disk are used"
+
+
+def test_beta_may_be_a_list_as_json_makes_it():
+    buffer = filled(beta=[0.5, 1.0, 10])
+    assert buffer.beta.item() == 0.5
+    with pytest.raises(ValueError, match="beta must be a number >= 0"):
+        buffer.sample(2, beta=-1.0)
+
+
+def test_what_cannot_be_pickled_says_what_to_do():
+    with pytest.raises(TypeError, match="use save"):
+        copy.deepcopy(filled())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+@pytest.mark.parametrize("make", [PrioritizedReplay, SumTree])
+def test_a_gpu_that_is_not_there(make):
+    with pytest.raises(RuntimeError, match="sees no GPU here: use device='cpu'"):
+        make(10, device="cuda")

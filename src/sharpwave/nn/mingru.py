@@ -1,14 +1,14 @@
 """The MinGRU network: a projection and a scan a layer."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharpwave.nn.linear import weight_gradient
-from sharpwave.ops._backends import Backend
+from sharpwave.ops._backends import BACKENDS, Backend
 from sharpwave.ops.mingru import Backward, mingru_layer, mingru_step
 
 
@@ -18,12 +18,16 @@ class MinGRU(nn.Module):
     `forward` takes whole segments, `step` one time step; T steps give what one forward gives, to rounding. Each layer
     owns one weight (3H, H), rows in the order hidden, gate, proj, drawn from U(-1/sqrt(H), 1/sqrt(H)) as
     `torch.nn.Linear` draws it; no bias. Under autocast the projections run in its dtype, and the scan and its output
-    with them; the state stays float32.
+    with them; the state stays float32. First-order gradients only.
 
     Args:
         hidden: H, the width of input, state and output.
         layers: at least 1.
         backward, backend: as `sharpwave.ops.mingru.mingru_scan` takes them.
+        device, dtype: of the weights; inputs are of that dtype, or of autocast's.
+
+    Raises:
+        ValueError: an argument out of range.
 
     Example:
         >>> net = MinGRU(hidden=8, layers=2)
@@ -44,8 +48,12 @@ class MinGRU(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if hidden < 1 or layers < 1:
-            raise ValueError(f"hidden and layers must be at least 1; got hidden={hidden}, layers={layers}")
+        if not isinstance(hidden, int) or not isinstance(layers, int) or hidden < 1 or layers < 1:
+            raise ValueError(f"hidden and layers must be integers >= 1; got hidden={hidden}, layers={layers}")
+        if backward not in get_args(Backward):
+            raise ValueError(f"backward must be one of {', '.join(get_args(Backward))}; got {backward!r}")
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
         self.hidden = hidden
         self.layers = layers
         self.backward = backward

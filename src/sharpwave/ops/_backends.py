@@ -22,6 +22,27 @@ def triton_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def present(device: torch.device | str) -> torch.device:
+    """The device, the current GPU for "cuda". Raises RuntimeError where PyTorch has no GPU."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"device={str(device)!r}, but PyTorch sees no GPU here: use device='cpu'")
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def require_tensors(**values: object) -> None:
+    """TypeError for the first that is no tensor, by its name."""
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{name} must be a tensor; got {type(value).__name__}: pass torch.as_tensor(..., dtype=..., "
+                "device=...) as documented"
+            )
+
+
 @functools.cache
 def choose(op: str, device_type: str, backend: str = "auto") -> str:
     """Name of the backend that serves `op` on a device type.

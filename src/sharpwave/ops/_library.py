@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch.autograd.function import once_differentiable
 
 LIBRARY = torch.library.Library("sharpwave", "FRAGMENT")
 
@@ -20,12 +21,26 @@ def register(
         schema: e.g. `"build_cdf(Tensor weights, *, str backend='auto') -> Tensor"`; declares mutated arguments.
         kernel: runs on real tensors of any device; picks its backend by `_backends.load`.
         fake: returns empty tensors of the right shape, dtype and device.
-        backward, setup_context: as `torch.library.register_autograd` takes them.
+        backward, setup_context: as `torch.library.register_autograd` takes them. It is differentiated once: doing so
+            twice raises. Without it a functional op raises where its gradient is asked for; without either, autograd
+            would pass zeros on.
     """
     name = schema.split("(", 1)[0]
     LIBRARY.define(schema)
     LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"sharpwave::{name}", fake, lib=LIBRARY)
+    if backward is None and "!" not in schema:
+        backward = _no_gradient(name)
     if backward is not None:
+        backward = once_differentiable(backward)
         torch.library.register_autograd(f"sharpwave::{name}", backward, setup_context=setup_context, lib=LIBRARY)
     return getattr(torch.ops.sharpwave, name).default
+
+
+def _no_gradient(name: str) -> Callable:
+    def backward(_ctx, *_grads):
+        raise RuntimeError(
+            f"sharpwave::{name} has no gradient: detach() its inputs, or write it in PyTorch's own operations"
+        )
+
+    return backward

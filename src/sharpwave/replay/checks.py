@@ -64,10 +64,15 @@ def check_alpha(alpha: float, eps: float, p_max: float) -> None:
 
 
 def beta_numbers(beta: Beta) -> tuple[float, float, float]:
-    first, last, draws = beta if isinstance(beta, tuple) else (beta, beta, 0)
-    if not (0 <= first < float("inf") and 0 <= last < float("inf") and draws >= 0):
-        raise ValueError(f"beta must be a number >= 0, or (first, last, draws in between); got {beta!r}")
-    return float(first), float(last), float(draws)
+    numbers = tuple(beta) if isinstance(beta, (tuple, list)) else (beta, beta, 0)
+    try:
+        first, last, draws = map(float, numbers)
+        usable = 0 <= first < float("inf") and 0 <= last < float("inf") and draws >= 0
+    except (TypeError, ValueError):
+        usable = False
+    if not usable:
+        raise ValueError(f"beta must be a number >= 0, or (first, last, items drawn in between); got {beta!r}")
+    return first, last, draws
 
 
 def check_step_fields(flat: Mapping[str, Any]) -> None:

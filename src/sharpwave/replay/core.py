@@ -66,9 +66,7 @@ class Replay:
             raise ValueError(f"eps and p_max must satisfy 0 < eps <= p_max, finite; got eps={eps}, p_max={p_max}")
         self.eps, self.p_max = float(eps), float(p_max)
         check_alpha(alpha, self.eps, self.p_max)
-        self.device = torch.device(device)
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device = _backends.present(device)
         self.weight_norm: WeightNorm | None = weight_norm
         self.max_priority_over = max_priority_over
         self.stratified = bool(stratified)
@@ -111,6 +109,11 @@ class Replay:
         leaves.copy_(torch.where(leaves > 0, leaves.double().pow(power), 0).clamp(max=MAX_LEAF))
         tree_rebuild(self.state.tree)
         self._alpha = float(alpha)
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            f"a {type(self).__name__} is neither pickled nor copied: use save() and load(), or state_dict()"
+        )
 
     @property
     def beta(self) -> Tensor:

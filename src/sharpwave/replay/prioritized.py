@@ -11,7 +11,7 @@ from torch import Tensor
 from sharpwave.ops._backends import Backend
 from sharpwave.ops.sumtree import tree_extrema
 from sharpwave.replay import windows
-from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, check_integer
+from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, beta_numbers, check_integer
 from sharpwave.replay.core import Replay, Shape
 from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch
@@ -141,11 +141,13 @@ class PrioritizedReplay(Replay):
         Nothing to draw raises on a CPU. On a GPU, where that would have to wait, weights are 0, generations -2.
 
         Raises:
-            ValueError: n < 1; `out` not of this buffer; nothing to draw (CPU).
+            ValueError: n < 1; beta < 0; `out` not of this buffer; nothing to draw (CPU).
         """
         if self.storage is None:
             raise ValueError("sample() from an empty buffer: add() transitions first")
         check_integer("n", n, 1)
+        if beta is not None and not isinstance(beta, Tensor):
+            beta = beta_numbers(beta)[0]
         if self._arrays is None:
             sample = self._sample_plain if self._triton is None else self._sample_triton
             return sample(n, beta, out)

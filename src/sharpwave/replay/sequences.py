@@ -11,7 +11,7 @@ from torch import Tensor
 from sharpwave.ops._backends import Backend
 from sharpwave.ops.sumtree import tree_extrema
 from sharpwave.replay import windows
-from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, check_integer
+from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, beta_numbers, check_integer
 from sharpwave.replay.core import Replay, Shape
 from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch
@@ -125,15 +125,18 @@ class SequenceReplay(Replay):
 
         Returns:
             A Batch of the fields, each (n, burn_in + length, ...), of mask (n, burn_in + length) bool (true where the
-            step belongs to the window's episode), next_obs (n, ...), the observation after the window's last step, and
-            of indices, generations, weights, probabilities as in `PrioritizedReplay.sample`.
+            step belongs to the window's episode), next_obs (n, ...), the observation after the window's last step
+            (those after the others are the next rows of obs), and of indices, generations, weights, probabilities as in
+            `PrioritizedReplay.sample`.
 
         Raises:
-            ValueError: n < 1; `out` not of this buffer; no window to draw (CPU).
+            ValueError: n < 1; beta < 0; `out` not of this buffer; no window to draw (CPU).
         """
         if self.storage is None:
             raise ValueError("sample() from an empty buffer: add() steps first")
         check_integer("n", n, 1)
+        if beta is not None and not isinstance(beta, Tensor):
+            beta = beta_numbers(beta)[0]
         if self._arrays is not None and self.storage.device.type == "cpu":
             outputs = self._new_outputs(n) if out is None else self._own(out, n)
             self._sample_cpu(outputs, beta)

@@ -77,6 +77,7 @@ def build_cdf(weights: Tensor, out: Tensor | None = None, *, backend: _backends.
         that no draw can take such an i. The same bits on every run. Between backends they may differ in the last place.
 
     A negative, NaN or infinite weight raises on a CPU, and counts as 0 on a GPU, where raising would have to wait.
+    There is no gradient: asking for it raises.
 
     On a GPU this is one pass: tiles publish their sums, and each reads those of the tiles before it (after Merrill and
     Garland 2016, "Single-pass parallel prefix scan with decoupled look-back"). Safe in a captured graph.
@@ -173,8 +174,8 @@ def draw_segments(
         their sums are integers, and 64 random bits choose among them; so indices are the same on every backend and run.
         A positive weight is never lost: it counts one unit more than that.
 
-    If eps = 0 and all weights are 0: raises on a CPU; on a GPU every index and importance is 0.
-    A GPU takes one launch up to N = 16384, and the launches of the PyTorch reference above.
+    If eps = 0 and all weights are 0: raises on a CPU; on a GPU every index and importance is 0. Nothing is
+    differentiable. A GPU takes one launch up to N = 16384, and the launches of the PyTorch reference above.
 
     Raises:
         ValueError: a wrong shape, n or eps; nothing to draw from (CPU).
@@ -182,6 +183,7 @@ def draw_segments(
 
     Source: Schaul et al. 2016 (arXiv 1511.05952), section 3.4.
     """
+    _backends.require_tensors(weight=weight, beta=beta)
     if weight.ndim != 1 or weight.numel() == 0:
         raise ValueError(f"weight must be (N,) with N >= 1; got shape {tuple(weight.shape)}")
     if weight.dtype != torch.float32:
@@ -197,7 +199,7 @@ def draw_segments(
         )
     seed, seed_tensor = split_seed(seed, weight.device)
     check_offset(offset, weight.device)
-    return _draw_op(weight, n, seed, seed_tensor, offset, beta, eps, backend)
+    return _draw_op(weight.detach(), n, seed, seed_tensor, offset, beta.detach(), eps, backend)
 
 
 def split_seed(seed: int | Tensor, device: torch.device) -> tuple[int, Tensor | None]:
@@ -213,6 +215,7 @@ def split_seed(seed: int | Tensor, device: torch.device) -> tuple[int, Tensor | 
 
 
 def check_offset(offset: Tensor, device: torch.device) -> None:
+    _backends.require_tensors(offset=offset)
     if offset.numel() != 1 or offset.dtype != torch.int64 or offset.device != device:
         raise ValueError(
             f"offset must be an int64 tensor of one element on {device}; got {tuple(offset.shape)} {offset.dtype} on "
@@ -221,6 +224,7 @@ def check_offset(offset: Tensor, device: torch.device) -> None:
 
 
 def _checked_build(weights: Tensor, out: Tensor | None, serial: bool, backend: str) -> Tensor:
+    _backends.require_tensors(weights=weights)
     if weights.ndim != 1 or not 0 < weights.numel() < 2**31:
         raise ValueError(f"weights must be (n,) with 1 <= n < 2^31; got shape {tuple(weights.shape)}")
     if weights.dtype != torch.float32 and not (weights.dtype == torch.float64 and backend == "reference"):

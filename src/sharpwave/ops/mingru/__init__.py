@@ -13,9 +13,15 @@ Backward = Literal["tiled", "serial", "fast"]
 STORAGE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def _implementation(x, backend):
+    if backend == "auto" and x.dtype == torch.float64:
+        backend = "reference"
+    return _backends.load("mingru", x.device, backend)
+
+
 def _scan_kernel(combined, state, x, reset, save, backward, backend):
     del backward  # chooses the gradient's kernel; carried here for autograd alone
-    return _backends.load("mingru", x.device, backend).mingru_scan(combined, state, x, reset, save)
+    return _implementation(x, backend).mingru_scan(combined, state, x, reset, save)
 
 
 def _scan_fake(combined, state, x, reset, save, backward, backend):
@@ -25,7 +31,7 @@ def _scan_fake(combined, state, x, reset, save, backward, backend):
 
 
 def _backward_kernel(dout, dnext_state, combined, x, reset, checkpoints, backward, backend):
-    impl = _backends.load("mingru", x.device, backend)
+    impl = _implementation(x, backend)
     return impl.mingru_scan_backward(dout, dnext_state, combined, x, reset, checkpoints, backward)
 
 
@@ -131,7 +137,8 @@ def mingru_scan(
         dh_{t-1} = dh_t (1 - z_t), or 0 where reset_t
 
     Args:
-        combined: (B, T, 3H), usually x @ W^T; float32, bfloat16 or float16 (float64 on `reference`). Any finite value.
+        combined: (B, T, 3H), usually x @ W^T; float32, bfloat16 or float16 (float64 on `reference`, which
+            "auto" takes for it). Any finite value.
         state: (B, H) float32 (float64 with float64 `combined`), whatever `combined` is: it is carried from call to
             call, and 8 bits would lose what many steps built up.
         x: (B, T, H), the layer's input, of `combined`'s dtype.
@@ -149,7 +156,8 @@ def mingru_scan(
 
     Computed in `state`'s dtype and rounded once, when written. Deterministic. Rows and channels do not meet: NaN in
     one stays there. On one backend a scan of T steps, two scans of its parts and T calls of `mingru_step` carry the
-    same states, bit for bit in float32. First-order gradients only.
+    same states, bit for bit in float32. First-order gradients only: differentiating
+    them raises. No forward-mode derivatives.
 
     Raises:
         ValueError: shapes disagree, T is 0, `backward` or `backend` is unknown.
@@ -236,7 +244,7 @@ def mingru_step(
         out, last, _ = _scan_op(combined[:, None], state, x[:, None], flags, needs_grad, "tiled", backend)
         return out[:, 0], last if out_state is None else out_state.copy_(last)
     # A rollout calls this once a layer and step; at 64 x 128 the dispatcher would cost as much as the arithmetic.
-    return _backends.load("mingru", x.device, backend).mingru_step(combined, state, x, reset, out_state)
+    return _implementation(x, backend).mingru_step(combined, state, x, reset, out_state)
 
 
 def _check_order(x: Tensor, backward: str) -> None:

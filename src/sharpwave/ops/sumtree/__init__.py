@@ -88,8 +88,9 @@ def sum_tree(
 
     Raises:
         ValueError: an argument out of range.
+        RuntimeError: a GPU is asked for, and PyTorch sees none.
     """
-    device = torch.device(device)
+    device = _backends.present(device)
     if not 0 < capacity < 2**31:
         raise ValueError(f"capacity must be in [1, 2^31); got {capacity}")
     if fanout is None:
@@ -324,6 +325,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _check_items(tree: Tree, indices: Tensor, values: Tensor, name: str) -> None:
+    _backends.require_tensors(**{"indices": indices, name: values})
     if indices.ndim != 1 or values.shape != indices.shape:
         raise ValueError(f"indices and {name} must both be (n,); got {tuple(indices.shape)} and {tuple(values.shape)}")
     if indices.dtype != torch.int64:
