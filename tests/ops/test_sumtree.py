@@ -1,5 +1,7 @@
 """The sum tree: hand-worked draws, histories against a fresh build, backends against the reference, known faults."""
 
+import copy
+import pickle
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -400,6 +402,32 @@ def test_stale_generations_are_dropped(backend, device):
     torch.testing.assert_close(tree.leaves.cpu(), torch.tensor([4.0, 3.0, 5.0, 5.0]), rtol=1e-6, atol=0)
     assert top.item() == 4.0
     assert tree.status.tolist() == [0, 0, 0, 2]
+
+
+@backends(*ALL)
+def test_what_was_never_drawn_is_stale(backend, device):
+    """Generations below 0, even equal ones, and leaves of 0; nor do they count for the maximum, also beside a NaN."""
+    tree, top = filled([5.0, 5.0, 0.0, 5.0], device), torch.ones(1, device=device)
+    tree_update_priorities(
+        tree,
+        torch.arange(4, device=device),
+        torch.tensor([800.0, 900.0, 700.0, float("nan")], device=device),
+        top,
+        alpha=1.0,
+        generation=torch.tensor([-1, -2, 7, 7], device=device),
+        generations=torch.tensor([-1, -2, 7, 7], device=device),
+        backend=backend,
+    )
+    assert tree.leaves.tolist() == [5.0, 5.0, 0.0, 1.0] and top.item() == 1.0
+    assert tree.status.tolist() == [1, 0, 0, 3]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))])
+def test_a_copy_is_a_whole_tree(copied):
+    tree = copied(filled([1.0, 2.0, 3.0], extrema=True))
+    tree_update(tree, torch.tensor([1]), torch.tensor([7.0]))
+    assert tree.leaves.tolist() == [1.0, 7.0, 3.0] and tree_extrema(tree)[1].item() == 7.0
+    assert_fresh(tree)
 
 
 # The op

@@ -235,6 +235,19 @@ def test_an_update_without_generations_cannot_revive_what_is_gone(backend):
     assert (buffer.state.tree.leaves[dead] == 0).all() and buffer.stats()["stale"] == len(dead)
 
 
+@CPU
+def test_generations_of_nothing_are_stale(backend):
+    """Slots never written (-1), draws of nothing (-2), and steps whose window is not complete yet."""
+    buffer = PrioritizedReplay(20, num_envs=1, n_step=3, backend=backend)
+    last = [buffer.add(**step([t], [t + 1])) for t in range(5)][-1]
+    indices = torch.cat([last, torch.tensor([15, 16])])
+    generation = torch.cat([buffer.state.generation[last], torch.tensor([-1, -2])])
+    assert generation[0] >= 0
+    buffer.update_priorities(indices, torch.full((3,), 5.0), generation)
+    assert (buffer.state.tree.leaves[indices] == 0).all() and buffer.stats()["stale"] == 3
+    assert float(buffer.max_priority) == 1
+
+
 # Episodes
 
 

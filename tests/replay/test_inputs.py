@@ -47,6 +47,8 @@ def snapshot(buffer):
         (dict(obs=torch.zeros(4, 3)), KeyError, "obs"),
         (dict(action=["a", "b", "c", "d"]), TypeError, "action.*numbers"),
         (dict(action=torch.tensor(3, dtype=torch.int32)), ValueError, "action"),
+        (dict(action=torch.empty(4, dtype=torch.int32, device="meta")), ValueError, "action.*meta"),
+        (dict(action=torch.ones(4, dtype=torch.int32).to_sparse()), ValueError, "action.*sparse"),
     ],
 )
 def test_add_refuses_and_changes_nothing(changes, error, says):
@@ -70,6 +72,7 @@ def test_add_refuses_and_changes_nothing(changes, error, says):
         ({"a b": torch.zeros(2)}, ValueError, "a b"),
         ({"x": torch.tensor(1.0)}, ValueError, "batch dimension"),
         ({"x": torch.zeros(2), "y": torch.zeros(3)}, ValueError, "'y'.*2 items"),
+        ({"x": torch.zeros(2, device="meta")}, ValueError, "'x'.*meta"),
         ({3: torch.zeros(2)}, TypeError, "str"),
         ({"terminated": torch.zeros(2, 1, dtype=torch.bool)}, ValueError, "terminated.*one number"),
     ],
@@ -146,6 +149,9 @@ def test_sampling():
         with pytest.raises(ValueError, match="out"):
             buffer.sample(4, out=out)
     assert buffer.sample(4, out=batch) is batch
+    batch.obs.speed = batch.obs.speed.float()
+    with pytest.raises(ValueError, match=r"out\.obs\.speed is not the tensor"):
+        buffer.sample(4, out=batch)
     with pytest.raises(AttributeError, match=r"it has .*action"):
         _ = batch.actions
     buffer.clear()
@@ -322,6 +328,15 @@ def test_a_hundred_gigabytes_on_a_small_machine(tmp_path):
     buffer.update_priorities(batch.indices, torch.rand(256), batch.generations)
     used = sum(f.stat().st_blocks * 512 for f in (tmp_path / "files").iterdir())
     assert used < 50e6, f"{used / 1e6:.0f} MB of the disk are used"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_lazily_conjugated_and_negated_tensors_are_taken(backend):
+    x = torch.complex(torch.arange(3.0), torch.arange(3.0))
+    buffer = PrioritizedReplay(3, backend=backend)
+    buffer.add(x=x.conj(), y=x.conj().imag)
+    assert torch.equal(buffer.storage.tensors["x"], x.conj().resolve_conj())
+    assert buffer.storage.tensors["y"].tolist() == [0.0, -1.0, -2.0]
 
 
 def test_beta_may_be_a_list_as_json_makes_it():

@@ -1,5 +1,7 @@
 """SumTree: its stream, its states, what it refuses, and what it lets people see."""
 
+import copy
+
 import pytest
 import torch
 
@@ -122,6 +124,13 @@ def test_refusals():
     t = tree([0.0, 0.0])
     with pytest.raises(ValueError, match="nothing to draw from"):
         t.sample(1)
+
+
+def test_a_copy_goes_its_own_way():
+    t = tree([1.0, 0.0])
+    other = copy.deepcopy(t)
+    other.update(torch.tensor([0, 1]), torch.tensor([0.0, 2.0]))
+    assert other.sample(3).indices.tolist() == [1, 1, 1] and t.sample(3).indices.tolist() == [0, 0, 0]
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ from sharpwave.replay.checks import (
     storage_place,
 )
 from sharpwave.replay.kernels import reference as plain
-from sharpwave.replay.nest import Batch, flatten, put
+from sharpwave.replay.nest import Batch, find, flatten, put
 from sharpwave.replay.state import AGE, DRAWN, HELD, NOTHING, Layout, State, new_state
 from sharpwave.replay.storage import NUMPY, Field, Storage, as_array, infer_fields
 from sharpwave.replay.views import Outputs, cpu_kernels, triton_kernels, views
@@ -177,7 +177,7 @@ class Replay:
             return self._add_steps(flat, check_valid(valid, flat, envs))
         if self.storage is None:
             fields_ = infer_fields(flat)
-            Storage(0, fields_, torch.device("cpu")).check(flat)
+            Storage(0, fields_, torch.device("meta")).check(flat)
             self._make_storage(fields_)
         assert self.storage is not None
         tensors = self.storage.check(flat)
@@ -192,12 +192,13 @@ class Replay:
             slots = plain.add_items(self.state, n, self._new_leaf())
             self._write(tensors, slots)
             return slots
+        # Everything that can fail comes before the state changes.
+        rows = [(array, as_array(tensors[name])) for name, array in self.storage.arrays.items()]
         a = self._arrays
         first = self._cpu.add_items(
             a.leaves, a.nodes, a.offsets, a.shift, a.generation, a.head, a.counters, ring, n, self._new_leaf_number()
         )
-        for name, array in self.storage.arrays.items():
-            new = as_array(tensors[name])
+        for array, new in rows:
             end = min(n, ring - first)
             array[first : first + end] = new[:end]
             if end < n:
@@ -222,7 +223,7 @@ class Replay:
         ahead = {k: x for k, x in flat.items() if k not in stored}
         if self.storage is None:
             fields = infer_fields(stored)
-            probe = Storage(0, fields, torch.device("cpu"))
+            probe = Storage(0, fields, torch.device("meta"))
             probe.check(stored, envs)
             probe.check(ahead, envs, {k: fields[k.removeprefix("next_")] for k in ahead})
             self._make_storage(fields)
@@ -233,12 +234,12 @@ class Replay:
         if self._triton is not None:
             return self._add_triton(envs, now, ahead, valid)
         ended = now["terminated"] | now["truncated"]
+        if valid is not None:
+            valid = valid.to(self.device)
         if self._arrays is None:
-            if valid is not None:
-                valid = valid.to(self.device)
             slots, next_slots = plain.add_step(self.state, ended.to(self.device), self._new_leaf(), valid)
         else:
-            slots, next_slots = self._add_step_cpu(ended.numpy(), valid)
+            slots, next_slots = self._add_step_cpu(ended.cpu().numpy(), valid)
         self._write(now, slots, valid)
         self._write(ahead, next_slots, valid)
         return slots if valid is None else torch.where(valid, slots, -1)
@@ -510,7 +511,7 @@ class Replay:
             keep = slice(None) if valid is None else valid.cpu().numpy()
             where = slots.cpu().numpy()[keep]
             for name, tensor in tensors.items():
-                storage.arrays[name][where] = as_array(tensor.cpu())[keep]
+                storage.arrays[name][where] = as_array(tensor)[keep]
             return
         slots = slots.to(storage.device)
         for name, tensor in tensors.items():
@@ -557,4 +558,10 @@ class Replay:
         outputs = getattr(out, "_outputs", None)
         if not isinstance(outputs, Outputs) or outputs.owner is not self or outputs.n != n:
             raise ValueError(f"out must be a batch of {n} that this buffer's sample() has returned")
+        for path, tensor in outputs.tensors.items():
+            if (out.get(path) if self._is_flat else find(out, path)) is not tensor:
+                raise ValueError(
+                    f"out.{path} is not the tensor that sample() returned there, and would not be overwritten: keep "
+                    "what you compute from a batch elsewhere, or leave out= away"
+                )
         return outputs

@@ -65,6 +65,14 @@ def put(batch: Batch, path: str, value: Any) -> None:
     batch[name] = value
 
 
+def find(nest: Mapping[str, Any], path: str) -> Any:
+    """What lies at a dotted path; None if nothing does."""
+    value: Any = nest
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
 def as_tensor(value: Any, path: str) -> Tensor:
     """A tensor that shares memory with `value` where it can.
 

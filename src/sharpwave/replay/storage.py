@@ -95,6 +95,9 @@ class Storage:
             size = tensor.shape[0] if size is None else size
             if tensor.shape[0] != size:
                 raise ValueError(f"field {path!r} must hold {size} items, as the others; got {tensor.shape[0]}")
+            if tensor.is_meta or tensor.layout != torch.strided:
+                kind = "on device 'meta'" if tensor.is_meta else str(tensor.layout)
+                raise ValueError(f"field {path!r} must be a dense tensor with values; got one {kind}")
             if tensor.dtype != spec.dtype:
                 if path not in FIXED_DTYPES:
                     raise TypeError(f"field {path!r} must be {spec.dtype}; got {tensor.dtype}: convert it before add()")
@@ -126,8 +129,12 @@ def infer_fields(flat: Mapping[str, object]) -> dict[str, Field]:
 
 
 def as_array(tensor: Tensor) -> np.ndarray:
-    """A NumPy view of a CPU tensor; bfloat16, which NumPy lacks, as its 16 bits."""
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    """A tensor as an array, a view if it can be one (it is on a CPU); bfloat16, which NumPy lacks, as its 16 bits."""
+    bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+    try:
+        return bits.numpy()
+    except (TypeError, RuntimeError):  # on another device, or a lazy conjugate or negative
+        return bits.numpy(force=True)
 
 
 def _zeros(slots: int, field: Field, device: torch.device) -> Tensor:

@@ -65,6 +65,10 @@ class Tree:
         """(capacity,) float32, a view: to look at, or to overwrite before `tree_rebuild`."""
         return self.storage[: self.capacity]
 
+    def __reduce__(self):
+        # The views are of these tensors' memory: a copy needs views of its own.
+        return _tree, (self.storage, self.nodes, self.extrema, self.status, self.capacity, self.fanout)
+
 
 class TreeDraw(NamedTuple):
     """Drawn indices (n,) int64, their leaves (n,) float32, and the tree's total, 0-d float64: P_k = value_k / total."""
@@ -105,11 +109,13 @@ def sum_tree(
     storage = _zeros((reference.padded_leaves(capacity, fanout),), torch.float32, device)
     nodes = _zeros((size, 2), torch.int64, device)
     status = _zeros((4,), torch.int64, device)
-    views = None
-    if _backends.choose("sumtree", device.type) == "cpu":
-        kernels = _cpu_kernels()
-        views = kernels.arrays(storage, nodes, low_high, status, capacity, fanout)
-    return Tree(storage, nodes, low_high, status, capacity, fanout, views)
+    return _tree(storage, nodes, low_high, status, capacity, fanout)
+
+
+def _tree(storage: Tensor, nodes: Tensor, extrema: Tensor | None, status: Tensor, capacity: int, fanout: int) -> Tree:
+    state = (storage, nodes, extrema, status, capacity, fanout)
+    on_cpu = _backends.choose("sumtree", storage.device.type) == "cpu"
+    return Tree(*state, _cpu_kernels().arrays(*state) if on_cpu else None)
 
 
 def tree_update(
@@ -180,8 +186,9 @@ def tree_update_priorities(
         alpha: >= 0. 0 makes every leaf 1.
         eps: > 0.
         p_max: >= eps; p_max^alpha at most 2^20.
-        generation, generations: (n,) and (capacity,), int64, both or neither. An item whose generation_k differs from
-            generations[indices_k] is stale: dropped, and counted in tree.status.
+        generation, generations: (n,) and (capacity,), int64, both or neither. An item is stale, which means dropped
+            and counted in tree.status, if its generation_k differs from generations[indices_k] or is negative, or if
+            its leaf is 0: what cannot be drawn was not drawn.
 
     Deterministic; leaves of different backends may differ in the last places, by the power function.
 

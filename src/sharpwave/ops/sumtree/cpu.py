@@ -96,7 +96,9 @@ def update(leaves, nodes, offsets, shift, capacity, status, indices, values, cla
 
 
 @numba.njit(cache=True)
-def priorities(indices, td_error, max_priority, generation, generations, has_generations, alpha, eps, p_max, status):
+def priorities(
+    tree_leaves, indices, td_error, max_priority, generation, generations, has_generations, alpha, eps, p_max, status
+):
     """Fresh items' indices and leaves, packed at the front. The caller has checked the indices."""
     n = indices.shape[0]
     kept = np.empty(n, np.int64)
@@ -104,9 +106,11 @@ def priorities(indices, td_error, max_priority, generation, generations, has_gen
     count = 0
     largest = max_priority[0]
     for k in range(n):
-        if has_generations and generation[k] != generations[indices[k]]:
-            status[_STALE] += 1
-            continue
+        if has_generations:
+            given = generation[k]
+            if given < 0 or given != generations[indices[k]] or not tree_leaves[indices[k]] > 0:
+                status[_STALE] += 1
+                continue
         priority = min(abs(td_error[k]) + eps, p_max)
         if not abs(td_error[k]) < np.inf:
             status[_INVALID] += 1
@@ -293,6 +297,7 @@ def update_priorities_arrays(
         raise reference.index_error(torch.from_numpy(outside), tree.capacity)
     has_generations = generation is not None
     kept, leaves = priorities(
+        tree.leaves,
         indices,
         td_error,
         max_priority,

@@ -123,7 +123,8 @@ def tree_update_priorities(
     status[OUT_OF_RANGE] += (~in_range).sum()
     indices, td_error = indices[in_range], td_error[in_range].float()
     if generation is not None and generations is not None:
-        fresh = generation[in_range] == generations[indices]
+        given = generation[in_range]
+        fresh = (given >= 0) & (given == generations[indices]) & (leaves[indices] > 0)
         status[STALE] += (~fresh).sum()
         indices, td_error = indices[fresh], td_error[fresh]
     finite = torch.isfinite(td_error)

@@ -95,9 +95,13 @@ def _update_kernel(
     in_range = (index >= 0) & (index < capacity)
     keep = here & in_range
     stale = keep & False
+    # Of equal indices one item alone writes, so this is what lay there before the launch wherever it is used.
+    old = tl.load(leaves_ptr + index, mask=keep, other=0.0)
     if GENERATIONS:
         now = tl.load(generations_ptr + index, mask=keep, other=-1)
-        stale = keep & (tl.load(generation_ptr + item, mask=here, other=-1) != now)
+        mine = tl.load(generation_ptr + item, mask=here, other=-1)
+        # A leaf that another program has written by now was positive before.
+        stale = keep & ((mine < 0) | (mine != now) | ~(old > 0.0))
         keep = keep & ~stale
     if FROM_TD:
         valid = (tl.abs(value) < float("inf")) | ~keep
@@ -116,6 +120,7 @@ def _update_kernel(
                 counts = (tl.abs(td) < float("inf")) & (their_index >= 0) & (their_index < capacity)
                 if GENERATIONS:
                     given = tl.load(generation_ptr + any_item, mask=counts, other=-1)
+                    counts = counts & (given >= 0) & (tl.load(leaves_ptr + their_index, mask=counts, other=0.0) > 0.0)
                     counts = counts & (given == tl.load(generations_ptr + their_index, mask=counts, other=-2))
                 theirs = tl.where(counts, tl.minimum(tl.abs(td) + eps, p_max), 0.0)
                 bound = tl.maximum(bound, tl.max(theirs, 0))
@@ -127,7 +132,6 @@ def _update_kernel(
             value = tl.where(value >= 0.0, tl.minimum(value, _MAX_LEAF), 0.0)
         else:
             keep = keep & valid
-    old = tl.load(leaves_ptr + index, mask=keep, other=0.0)
 
     beaten = tl.zeros([BLOCK], tl.int32)
     for first in range(start, n, BLOCK_LATER):

@@ -10,7 +10,7 @@ import numpy as np
 from sharpwave.ops.sumtree import cpu as tree
 from sharpwave.ops.sumtree._prefetch import prefetch
 from sharpwave.replay.kernels._addresses import clear_bytes, copy_bytes, prefetch_address
-from sharpwave.replay.state import AGE, DRAWN, HELD, NOT_DRAWN, NOTHING, WRITTEN
+from sharpwave.replay.state import AGE, DRAWN, HELD, NOTHING, WRITTEN
 
 NO_NORM, BATCH_NORM, BUFFER_NORM = range(3)
 
@@ -199,12 +199,15 @@ def update(
         if indices[k] < 0 or indices[k] >= capacity:
             return -1 - k
         prefetch(generations, indices[k])
+        prefetch(leaves, indices[k])
     given = generation
     if not has_generation:
         given = np.empty(n, np.int64)
         for k in range(n):
-            given[k] = generations[indices[k]] if leaves[indices[k]] > 0 else NOT_DRAWN
-    kept, values = tree.priorities(indices, td_error, max_priority, given, generations, True, alpha, eps, p_max, status)
+            given[k] = generations[indices[k]]
+    kept, values = tree.priorities(
+        leaves, indices, td_error, max_priority, given, generations, True, alpha, eps, p_max, status
+    )
     tree.update(leaves, nodes, offsets, shift, capacity, status, kept, values, True)
     kept_indices[: kept.shape[0]] = kept
     return kept.shape[0]

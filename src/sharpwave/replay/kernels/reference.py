@@ -93,6 +93,5 @@ def current_beta(s: State) -> Tensor:
 
 
 def known_generation(s: State, indices: Tensor) -> Tensor:
-    """Generations for an update that names none: whatever lies there now, if it can be drawn."""
-    inside = indices.clamp(0, s.layout.slots - 1)
-    return torch.where(s.tree.leaves[inside] > 0, s.generation[inside], NOT_DRAWN)
+    """Generations for an update that names none: whatever lies there now."""
+    return s.generation[indices.clamp(0, s.layout.slots - 1)]
