@@ -542,3 +542,8 @@ def test_auto_takes_the_reference_for_float64():
         assert got.dtype == torch.float64 and torch.equal(got, want)
     step = mingru_step(combined[:, 0], state.double(), x[:, 0])[0]
     assert torch.equal(step, mingru_step(combined[:, 0], state.double(), x[:, 0], backend="reference")[0])
+
+
+def test_tensors_of_two_devices_are_refused():
+    with pytest.raises(ValueError, match="state must be on x's device, cpu; got meta"):
+        mingru_scan(torch.zeros(1, 2, 9), torch.zeros(1, 3, device="meta"), torch.zeros(1, 2, 3))

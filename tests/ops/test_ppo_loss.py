@@ -345,3 +345,74 @@ def test_gradient_errors():
     given[4] = torch.ones(4)
     with pytest.raises(ValueError, match="m a divisor of n = 6; got"):
         ppo_gradient_categorical(torch.zeros(6, 4), *given, nvec=(3,), **COEFS)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("decoded", [False, True])
+@pytest.mark.parametrize(
+    "place, bad, error, words",
+    [
+        (0, torch.zeros(6, 2, dtype=torch.int64), ValueError, r"action must be \(6, 1\)"),
+        (0, torch.zeros(6, 1, dtype=torch.int32), TypeError, "action must be int64"),
+        (1, torch.zeros(3), ValueError, r"old_logprob must have shape \(6,\)"),
+        (2, torch.zeros(6, 1), ValueError, r"old_value must have shape \(6,\)"),
+        (3, torch.zeros(6, dtype=torch.int64), TypeError, "advantage must be floating"),
+        ("valid", torch.ones(2, dtype=torch.bool), ValueError, r"valid must have shape \(6,\)"),
+        ("valid", torch.ones(6), TypeError, "valid must be bool"),
+        ("mask", torch.ones(6, 8, dtype=torch.bool), ValueError, "mask must be bool of logits' shape"),
+        ("nvec", (), ValueError, "nvec must name at least one head"),
+    ],
+)
+def test_gradients_check_their_rows(backend, decoded, place, bad, error, words):
+    x, d = rows(6), discrete(6, (3,))
+    given = [d["action"], *(x[k] for k in ("old_logprob", "old_value", "advantage", "weight", "ent_coef"))]
+    options = dict(nvec=(3,), **COEFS)
+    if isinstance(place, int):
+        given[place] = bad
+    else:
+        options[place] = bad
+    with pytest.raises(error, match=words):
+        if decoded:
+            ppo_gradient_decoded(torch.zeros(6, 4), torch.zeros(4, 4), *given, **options, backend=backend)
+        else:
+            ppo_gradient_categorical(torch.zeros(6, 4), *given, **options, backend=backend)
+
+
+@backends("reference", "cpu", "triton")
+def test_nearly_equal_advantages_are_normalised(backend, device):
+    """By E[x^2] - E[x]^2 their deviation would be 0, and A_hat 0.25 / 1e-8."""
+    n = 256
+    advantage = torch.full((n,), 1e6)
+    advantage[3] += 0.25
+    zero = torch.zeros(n)
+    given = (torch.zeros(n, 1, dtype=torch.int64), zero - math.log(2), zero, advantage, zero + 1, torch.tensor(0.0))
+    given = [v.to(device) for v in given]
+    got = ppo_gradient_categorical(torch.zeros(n, 3, device=device), *given, nvec=(2,), **COEFS, backend=backend)
+    a_hat = (advantage.double() - advantage.double().mean()) / advantage.double().std(correction=0)
+    want = -0.5 * a_hat / n
+    torch.testing.assert_close(got.d_output[:, 0].double().cpu(), want, rtol=0.1, atol=1e-4)
+
+
+@backends("reference", "cpu", "triton")
+def test_what_means_nothing_may_be_nan(backend, device):
+    """Rows that are not valid, and the decoder's rows past the value."""
+    n, g = 8, torch.Generator().manual_seed(1)
+    x, d = rows(n, device=device), discrete(n, (3,), device=device)
+    x["valid"] = torch.arange(n, device=device) > 1
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    features, decoder = torch.randn(n, 16, generator=g).to(device, dtype), torch.randn(8, 16, generator=g)
+    decoder = decoder.to(device, dtype)
+
+    def gradient():
+        given = (d["action"], *(x[k] for k in ("old_logprob", "old_value", "advantage", "weight", "ent_coef")))
+        return ppo_gradient_decoded(features, decoder, *given, nvec=(3,), **COEFS, valid=x["valid"], backend=backend)
+
+    decoder[4:] = 0
+    want = gradient()
+    decoder[4:] = math.nan
+    features[0] = math.nan
+    for name in ("old_logprob", "old_value", "advantage", "weight"):
+        x[name][1] = math.nan
+    got = gradient()
+    assert torch.equal(got.loss, want.loss) and got.loss.isfinite()
+    assert torch.equal(got.d_output, want.d_output) and torch.equal(got.d_features, want.d_features)

@@ -161,6 +161,40 @@ def test_errors(keywords, words):
         orthogonalize(torch.zeros(3))
 
 
+def test_groups_and_copies_are_checked():
+    p, q = (torch.nn.Parameter(torch.zeros(2, 2)) for _ in range(2))
+    opt = Muon([dict(params=[]), dict(params=[p])])
+    with pytest.raises(ValueError, match="lr must be > 0"):
+        opt.add_param_group(dict(params=[q], lr=-1.0))
+    opt.add_param_group(dict(params=[q], lr=0.5, momentum=0.0))
+    q.grad = torch.eye(2)
+    opt.step()
+    assert q.abs().max() > 0.4
+    with pytest.raises(ValueError, match=r"at least its parameter's rows and columns, \(2, 2\); got \(1, 2\)"):
+        Muon([p], copies={p: torch.zeros(1, 2)})
+    with pytest.raises(TypeError, match="keep must be a 0-d tensor; got True"):
+        opt.step(keep=True)
+
+
+@backends("reference", "triton")
+def test_loading_goes_on_from_what_was_saved(backend, device):
+    """Also after steps that left tables of where the momenta lie; and a bf16 parameter's momentum stays float32."""
+    p = torch.nn.Parameter(torch.ones(8, 8, device=device))
+    opt = Muon([p], lr=0.1, backend=backend)
+    saved = copy.deepcopy(opt.state_dict())
+    momentum = opt.state[p]["momentum"]
+    for _ in range(2):
+        p.grad = torch.ones(8, 8, device=device)
+        opt.step()
+        assert torch.equal(opt.state[p]["momentum"], torch.ones_like(p))
+        opt.load_state_dict(saved)
+        assert opt.state[p]["momentum"] is momentum and not momentum.any()
+    low = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
+    other = Muon([low])
+    other.load_state_dict(Muon([low]).state_dict())
+    assert other.state[low]["momentum"].dtype == torch.float32
+
+
 SHAPES = [(70, 30), (24, 100), (9, 5), (7,), (3, 2, 2), (1, 130)]
 
 

@@ -238,7 +238,7 @@ class Plan:
         # The interpreter multiplies the bits of bf16 numbers.
         dtype = torch.float32 if triton_interpreted() else torch.bfloat16
         self.coefficients = coefficients
-        self.pointers = _pointers(params)
+        self.pointers = _pointers(params) + _pointers(momenta)
         offsets, sizes = [], []
         tiles, grams, polynomials, products = [], [], [], []
         offset = place = square = 0
@@ -274,9 +274,9 @@ class Plan:
         self.x, self.following = (torch.zeros(place, dtype=dtype, device=device) for _ in range(2))
         self.gram, self.polynomial = (torch.zeros(square, dtype=dtype, device=device) for _ in range(2))
 
-    def fits(self, params: Sequence[Tensor]) -> bool:
-        """Whether the parameters still lie where the tables say."""
-        return self.pointers == _pointers(params)
+    def fits(self, params: Sequence[Tensor], momenta: Sequence[Tensor]) -> bool:
+        """Whether the parameters and their momenta still lie where the tables say."""
+        return self.pointers == _pointers(params) + _pointers(momenta)
 
     def step(
         self, grads: Sequence[Tensor], lr: Tensor, mu: float, max_norm: float, keep: Tensor | None,

@@ -108,25 +108,55 @@ class Muon(torch.optim.Optimizer):
         copies: Mapping[Tensor, Tensor] | None = None,
         backend: Literal["auto", "reference", "triton"] = "auto",
     ):
-        if not torch.is_tensor(lr) and not lr > 0:
-            raise ValueError(f"lr must be > 0; got {lr}")
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1); got {momentum}")
-        if not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm must be > 0; got {max_grad_norm}")
+        if backend not in ("auto", "reference", "triton"):
+            raise ValueError(f"backend must be 'auto', 'reference' or 'triton'; got {backend!r}")
         super().__init__(params, dict(lr=lr, momentum=momentum, max_grad_norm=max_grad_norm))
         self._dtype = dtype
         self._vectors = {id(p) for p in vectors}
+        for p, copy in (copies or {}).items():
+            if p.ndim != 2 or copy.ndim != 2 or copy.shape[0] < p.shape[0] or copy.shape[1] < p.shape[1]:
+                raise ValueError(
+                    f"a copy must be a matrix of at least its parameter's rows and columns, {tuple(p.shape)}; got "
+                    f"{tuple(copy.shape)}"
+                )
         self._copies = {id(p): copy for p, copy in (copies or {}).items()}
         self._backend = backend
         self._plans: dict[tuple[int, ...], Any] = {}
-        device = self.param_groups[0]["params"][0].device
+        device = next(p.device for group in self.param_groups for p in group["params"])
         self.grad_norm = torch.zeros((), device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self.first_bad = torch.zeros((), dtype=torch.int64, device=device)
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.state[p]["momentum"] = torch.zeros_like(p, dtype=torch.float32)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch.optim's. Raises ValueError for a setting out of range."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            lr = group["lr"]
+            if not torch.is_tensor(lr) and not 0 < lr < math.inf:
+                raise ValueError(f"lr must be > 0 and finite; got {lr}")
+            if torch.is_tensor(lr) and lr.ndim:
+                raise ValueError(f"lr must be a number or a 0-d tensor; got shape {tuple(lr.shape)}")
+            if not 0 <= group["momentum"] < 1:
+                raise ValueError(f"momentum must be in [0, 1); got {group['momentum']}")
+            if not group["max_grad_norm"] > 0:
+                raise ValueError(f"max_grad_norm must be > 0; got {group['max_grad_norm']}")
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        for p in group["params"]:
+            self.state[p]["momentum"] = torch.zeros_like(p, dtype=torch.float32)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch.optim's, but momenta stay float32 and where they are, so that a captured step goes on from them."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        momenta = [self.state[p]["momentum"] for p in params]
+        super().load_state_dict(state_dict)
+        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
+        for p, momentum, i in zip(params, momenta, saved, strict=True):
+            momentum.copy_(state_dict["state"][i]["momentum"])
+            self.state[p]["momentum"] = momentum
 
     @torch.no_grad()
     def step(self, closure=None, *, keep: Tensor | None = None):
@@ -134,6 +164,8 @@ class Muon(torch.optim.Optimizer):
 
         `keep` is a 0-d tensor: a bool, or a number (the loss) that must be finite.
         """
+        if keep is not None and not torch.is_tensor(keep):
+            raise TypeError(f"keep must be a 0-d tensor; got {keep!r}")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -170,7 +202,7 @@ class Muon(torch.optim.Optimizer):
             return None
         key = tuple(id(p) for p in params)
         plan = self._plans.get(key)
-        if plan is None or not plan.fits(params):
+        if plan is None or not plan.fits(params, [self.state[p]["momentum"] for p in params]):
             plan = self._plans[key] = _muon_triton.Plan(
                 params,
                 [self.state[p]["momentum"] for p in params],

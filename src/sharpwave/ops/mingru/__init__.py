@@ -274,3 +274,6 @@ def _check(combined: Tensor | None, state: Tensor, x: Tensor, reset: Tensor | No
             raise ValueError(f"reset must be {tuple(lead)}; got {tuple(reset.shape)}")
         if reset.dtype != torch.bool:
             raise TypeError(f"reset must be bool; got {reset.dtype}: pass reset > 0")
+    for name, given in (("combined", combined), ("state", state), ("reset", reset)):
+        if given is not None and given.device != x.device:
+            raise ValueError(f"{name} must be on x's device, {x.device}; got {given.device}: move it with .to()")

@@ -135,6 +135,19 @@ def _check_rows(n: int, **tensors: Tensor | None) -> None:
     for name, x in tensors.items():
         if x is not None and x.shape != (n,):
             raise ValueError(f"{name} must have shape ({n},), one entry a row; got {tuple(x.shape)}")
+        if x is not None and (x.dtype != torch.bool if name == "valid" else not x.is_floating_point()):
+            raise TypeError(f"{name} must be {'bool' if name == 'valid' else 'floating'}; got {x.dtype}")
+
+
+def _check_heads(n: int, nvec: Sequence[int], action: Tensor, mask: Tensor | None) -> None:
+    if not nvec or min(nvec) < 1:
+        raise ValueError(f"nvec must name at least one head of at least one action; got {tuple(nvec)}")
+    if action.shape != (n, len(nvec)):
+        raise ValueError(f"action must be ({n}, {len(nvec)}), a column a head; got {tuple(action.shape)}")
+    if action.dtype != torch.int64:
+        raise TypeError(f"action must be int64; got {action.dtype}")
+    if mask is not None and (mask.shape != (n, sum(nvec)) or mask.dtype != torch.bool):
+        raise ValueError(f"mask must be bool of logits' shape {(n, sum(nvec))}; got {mask.dtype} {tuple(mask.shape)}")
 
 
 def ppo_loss_categorical(
@@ -189,20 +202,13 @@ def ppo_loss_categorical(
     n = value.shape[0]
     if logits.shape != (n, sum(nvec)):
         raise ValueError(f"logits must be ({n}, {sum(nvec)}) for nvec {tuple(nvec)}; got {tuple(logits.shape)}")
-    if action.shape != (n, len(nvec)):
-        raise ValueError(f"action must be ({n}, {len(nvec)}), a column a head; got {tuple(action.shape)}")
-    if action.dtype != torch.int64:
-        raise TypeError(f"action must be int64; got {action.dtype}")
-    if mask is not None and (mask.shape != logits.shape or mask.dtype != torch.bool):
-        raise ValueError(
-            f"mask must be bool of logits' shape {tuple(logits.shape)}; got {mask.dtype} {tuple(mask.shape)}"
-        )
+    _check_heads(n, nvec, action, mask)
     _check_rows(
         n, value=value, old_logprob=old_logprob, old_value=old_value, advantage=advantage, weight=weight, valid=valid
     )
     if _backends.choose("ppo_loss", logits.device.type, backend) == "reference":
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        logprob, entropy = reference.categorical(logits.to(dtype), action, tuple(nvec), mask)
+        logprob, entropy = reference.categorical(reference.quiet(valid, logits.to(dtype)), action, tuple(nvec), mask)
         return PPOLoss(
             *reference.surrogate(
                 logprob, entropy, value.to(dtype), old_logprob, old_value, advantage, weight, valid, ent_coef,
@@ -259,7 +265,8 @@ def ppo_loss_gaussian(
     log_std = log_std.expand_as(mean)
     if _backends.choose("ppo_loss", mean.device.type, backend) == "reference":
         dtype = torch.promote_types(mean.dtype, torch.float32)
-        logprob, entropy = reference.gaussian(mean.to(dtype), log_std.to(dtype), action)
+        mean, log_std = (reference.quiet(valid, v.to(dtype)) for v in (mean, log_std))
+        logprob, entropy = reference.gaussian(mean, log_std, reference.quiet(valid, action))
         return PPOLoss(
             *reference.surrogate(
                 logprob, entropy, value.to(dtype), old_logprob, old_value, advantage, weight, valid, ent_coef,
@@ -305,6 +312,8 @@ def ppo_gradient_categorical(
     action, old_logprob, old_value, advantage, weight, ent_coef = rows
     width, n = sum(nvec), output.shape[0]
     _check_gradient(output, width, weight, n)
+    _check_heads(n, nvec, action, mask)
+    _check_rows(n, old_logprob=old_logprob, old_value=old_value, advantage=advantage, valid=valid)
     logits, value = output[:, :width], output[:, width]
     dtype = dtype or output.dtype
     name = _backends.choose("ppo_loss", output.device.type, backend)
@@ -366,7 +375,10 @@ def ppo_gradient_decoded(
         from sharpwave.ops.ppo_loss import _decoded_triton
 
         if _decoded_triton.usable(features, decoder):
-            _check_gradient(decoder.t(), sum(nvec), weight, features.shape[0])
+            n = features.shape[0]
+            _check_gradient(decoder.t(), sum(nvec), weight, n)
+            _check_heads(n, nvec, action, mask)
+            _check_rows(n, old_logprob=old_logprob, old_value=old_value, advantage=advantage, valid=valid)
             loss, ratio, stats, value, d_output, d_features = _decoded_triton.categorical(
                 features, decoder, action, old_logprob, old_value, advantage, weight, mask, valid, ent_coef,
                 list(nvec), clip, vf_clip, vf_coef, moments, beside,
@@ -377,7 +389,8 @@ def ppo_gradient_decoded(
     found = ppo_gradient_categorical(
         output, *rows, **options, dtype=features.dtype, beside=beside, moments=moments, backend=backend
     )
-    return found._replace(d_features=found.d_output @ decoder)
+    used = sum(nvec) + 1
+    return found._replace(d_features=found.d_output[:, :used] @ decoder[:used])
 
 
 def advantage_moments(
@@ -424,8 +437,12 @@ def ppo_gradient_gaussian(
         rows, the rest: as in `ppo_gradient_categorical`.
     """
     action, old_logprob, old_value, advantage, weight, ent_coef = rows
-    width, n = action.shape[1], output.shape[0]
+    n = output.shape[0]
+    if action.ndim != 2 or action.shape[0] != n or not action.is_floating_point():
+        raise ValueError(f"action must be ({n}, D), floating; got {tuple(action.shape)} {action.dtype}")
+    width = action.shape[1]
     _check_gradient(output, width, weight, n)
+    _check_rows(n, old_logprob=old_logprob, old_value=old_value, advantage=advantage, valid=valid)
     dtype = dtype or output.dtype
     common = (action, old_logprob, old_value, advantage)
     coefficients = {"clip": clip, "vf_clip": vf_clip, "vf_coef": vf_coef}

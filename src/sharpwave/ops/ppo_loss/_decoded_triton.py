@@ -27,7 +27,7 @@ def _decoded_kernel(
     HAS_MASK: tl.constexpr, HAS_VALID: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    mean, std, count = _moments(moments_ptr, PARTS)
+    origin, mean, std, count = _moments(moments_ptr, PARTS)
     ent_coef = tl.load(ent_coef_ptr)
     offs_k, offs_h = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_H)
     decoder_ptr += offs_k[:, None] * stride_decoder + offs_h[None, :]
@@ -41,7 +41,7 @@ def _decoded_kernel(
         for start in range(0, H, BLOCK_H):
             mask_h = (start + offs_h < H)[None, :]
             x = tl.load(own_ptr + start, mask=mask_m[:, None] & mask_h, other=0.0)
-            w = tl.load(decoder_ptr + start, mask=(offs_k < OUT)[:, None] & mask_h, other=0.0)
+            w = tl.load(decoder_ptr + start, mask=(offs_k <= WIDTH)[:, None] & mask_h, other=0.0)
             output = tl.dot(x, tl.trans(w), output)
         value = tl.sum(tl.where((offs_k == WIDTH)[None, :], output, 0.0), 1)
         tl.store(value_ptr + offs_m, value, mask=mask_m)
@@ -50,7 +50,7 @@ def _decoded_kernel(
             given = given & (tl.load(mask_ptr + offs_m[:, None] * WIDTH + offs_k[None, :], mask=given, other=0) != 0)
         d, d_value, policy, value_term, entropy, old_kl, kl, outside = _categorical_rows(
             output, given, value, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr, valid_ptr,
-            ratio_ptr, stride_action, rows_per_weight, offs_m, mask_m, offs_k, mean, std, count, ent_coef,
+            ratio_ptr, stride_action, rows_per_weight, offs_m, mask_m, offs_k, origin, mean, std, count, ent_coef,
             clip, vf_clip, vf_coef, NVEC, HAS_MASK, HAS_VALID,
         )  # fmt: skip
         d = tl.where((offs_k < WIDTH)[None, :], d, tl.where((offs_k == WIDTH)[None, :], d_value[:, None], 0.0))
@@ -59,7 +59,7 @@ def _decoded_kernel(
         tl.store(d_output_ptr + offs_m[:, None] * OUT + offs_k[None, :], d, mask=inside)
         for start in range(0, H, BLOCK_H):
             mask_h = (start + offs_h < H)[None, :]
-            w = tl.load(decoder_ptr + start, mask=(offs_k < OUT)[:, None] & mask_h, other=0.0)
+            w = tl.load(decoder_ptr + start, mask=(offs_k <= WIDTH)[:, None] & mask_h, other=0.0)
             dx = tl.dot(d, w).to(d_features_ptr.dtype.element_ty)
             tl.store(
                 d_features_ptr + offs_m[:, None] * H + (start + offs_h)[None, :], dx, mask=mask_m[:, None] & mask_h

@@ -35,6 +35,20 @@ def gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Ten
     return logprob, entropy
 
 
+def only(valid: Tensor | None, *rows: Tensor) -> tuple[Tensor, ...]:
+    """0 in place of the rows that do not count: a NaN of theirs would reach the gradient as 0 NaN."""
+    if valid is None:
+        return rows
+    return tuple(torch.where(valid, x, 0) for x in rows)
+
+
+def quiet(valid: Tensor | None, x: Tensor) -> Tensor:
+    """Rows that do not count: no gradient, and 0 for what is not finite, whose gradient would be 0 NaN."""
+    if valid is None:
+        return x
+    return torch.where(valid[:, None], x, x.detach().nan_to_num(0, 0, 0))
+
+
 def surrogate(
     logprob: Tensor,
     entropy: Tensor,
@@ -49,16 +63,20 @@ def surrogate(
     vf_clip: float,
     vf_coef: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss, ratio, stats) from the log-probability and entropy of the actions taken."""
+    """(loss, ratio, stats) from the log-probability and entropy of the actions taken; ratios of all rows."""
+    every_ratio = (logprob - old_logprob).exp().detach()
+    logprob, entropy, value, old_logprob, old_value, advantage, weight = only(
+        valid, logprob, entropy, value, old_logprob, old_value, advantage, weight
+    )
     m = torch.ones_like(value) if valid is None else valid.to(value.dtype)
     n = m.sum().clamp(min=1)
 
     def mean(x: Tensor) -> Tensor:
         return torch.where(m > 0, x, 0).sum() / n
 
-    a_mean = mean(advantage)
-    a_std = mean((advantage - a_mean).square()).sqrt()
-    a_hat = (advantage - a_mean) / (a_std + 1e-8)
+    wide = advantage.double()
+    wide = wide - mean(wide)
+    a_hat = (wide / (mean(wide.square()).sqrt() + 1e-8)).to(advantage.dtype)
 
     log_ratio = logprob - old_logprob
     ratio = log_ratio.exp()
@@ -74,4 +92,4 @@ def surrogate(
         outside = ((ratio - 1).abs() > clip).to(value.dtype)
         kl = [mean(-log_ratio), mean(ratio - 1 - log_ratio), mean(outside)]
         stats = torch.stack([policy_loss, value_loss, entropy, *kl])
-    return loss, ratio.detach(), stats.detach()
+    return loss, every_ratio, stats.detach()

@@ -25,8 +25,13 @@ _LOG_2PI = tl.constexpr(1.8378770664093453)
 def _moments_kernel(
     advantage_ptr, valid_ptr, moments_ptr, n, HAS_VALID: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each program's sum, sum of squares and count of valid advantages, in float64."""
+    """Each program's sum, sum of squares and count of valid advantages over the first of all, in float64; and that one.
+
+    Over one of them, or the squares would cancel where all are nearly equal.
+    """
     pid = tl.program_id(0)
+    first = tl.load(advantage_ptr).to(tl.float64)
+    first = tl.where(tl.abs(first) < float("inf"), first, 0.0)
     total = tl.zeros([BLOCK], tl.float64)
     square = tl.zeros([BLOCK], tl.float64)
     count = tl.zeros([BLOCK], tl.float64)
@@ -35,25 +40,27 @@ def _moments_kernel(
         mask = offs < n
         if HAS_VALID:
             mask = mask & (tl.load(valid_ptr + offs, mask=mask, other=0) != 0)
-        a = tl.load(advantage_ptr + offs, mask=mask, other=0.0).to(tl.float64)
+        a = tl.where(mask, tl.load(advantage_ptr + offs, mask=mask, other=0.0).to(tl.float64) - first, 0.0)
         total += a
         square += a * a
         count += tl.where(mask, 1.0, 0.0)
     tl.store(moments_ptr + pid, tl.sum(total, 0))
     tl.store(moments_ptr + PARTS + pid, tl.sum(square, 0))
     tl.store(moments_ptr + 2 * PARTS + pid, tl.sum(count, 0))
+    tl.store(moments_ptr + 3 * PARTS + pid, first)
 
 
 @triton.jit
 def _moments(moments_ptr, PARTS: tl.constexpr):
-    """Mean, population standard deviation and count (at least 1), float32."""
+    """Origin, mean over it, population standard deviation and count (at least 1), float32."""
     offs = tl.arange(0, PARTS)
     count = tl.maximum(tl.sum(tl.load(moments_ptr + 2 * PARTS + offs), 0), 1.0)
     mean = tl.sum(tl.load(moments_ptr + offs), 0) / count
     square = tl.sum(tl.load(moments_ptr + PARTS + offs), 0) / count
     # maximum() drops a NaN, which must reach the loss.
     variance = tl.maximum(square - mean * mean, 0.0) + 0.0 * square
-    return mean.to(tl.float32), tl.sqrt(variance).to(tl.float32), count.to(tl.float32)
+    origin = tl.load(moments_ptr + 3 * PARTS)
+    return origin.to(tl.float32), mean.to(tl.float32), tl.sqrt(variance).to(tl.float32), count.to(tl.float32)
 
 
 @triton.jit
@@ -117,7 +124,7 @@ def _finish_kernel(
     offs = tl.arange(0, BLOCKS)[None, :]
     stat = tl.arange(0, 8)[:, None]
     parts = tl.load(partial_ptr + stat * programs + offs, mask=(stat < 6) & (offs < programs), other=0.0)  # [8, BLOCKS]
-    _, _, count = _moments(moments_ptr, PARTS)
+    _, _, _, count = _moments(moments_ptr, PARTS)
     means = tl.sum(parts, 1) / count  # [8]
     offs_stat = tl.arange(0, 8)
     tl.store(stats_ptr + offs_stat, means, mask=offs_stat < 6)
@@ -169,7 +176,7 @@ def _heads(
 @triton.jit
 def _categorical_rows(
     logits, given, value, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr, valid_ptr, ratio_ptr,
-    stride_action, rows_per_weight, offs_m, mask_m, offs_k, mean, std, count, ent_coef, clip, vf_clip, vf_coef,
+    stride_action, rows_per_weight, offs_m, mask_m, offs_k, origin, mean, std, count, ent_coef, clip, vf_clip, vf_coef,
     NVEC: tl.constexpr, HAS_MASK: tl.constexpr, HAS_VALID: tl.constexpr,
 ):  # fmt: skip
     """Of each row: the gradients in logits and value, and its share in each sum. The ratios are stored."""
@@ -183,7 +190,7 @@ def _categorical_rows(
     old_value = tl.load(old_value_ptr + offs_m, mask=mask_m, other=0.0)
     advantage = tl.load(advantage_ptr + offs_m, mask=mask_m, other=0.0)
     weight = tl.load(weight_ptr + offs_m // rows_per_weight, mask=mask_m, other=0.0)
-    a_hat = (advantage - mean) / (std + 1e-8)
+    a_hat = (advantage - origin - mean) / (std + 1e-8)
     ratio, d_logprob, d_value, policy, value_term, old_kl, kl, outside = _surrogate(
         logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip, vf_clip
     )
@@ -215,7 +222,7 @@ def _categorical_kernel(
     NVEC: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, HAS_MASK: tl.constexpr, HAS_VALID: tl.constexpr,
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    mean, std, count = _moments(moments_ptr, PARTS)
+    origin, mean, std, count = _moments(moments_ptr, PARTS)
     ent_coef = tl.load(ent_coef_ptr)
     sum_policy = tl.zeros([BLOCK_M], tl.float32)
     sum_value, sum_entropy, sum_old_kl, sum_kl, sum_outside = sum_policy, sum_policy, sum_policy, sum_policy, sum_policy
@@ -230,8 +237,8 @@ def _categorical_kernel(
         value = tl.load(value_ptr + offs_m * stride_value, mask=mask_m, other=0.0).to(tl.float32)
         d, d_value, policy, value_term, entropy, old_kl, kl, outside = _categorical_rows(
             logits.to(tl.float32), given, value, action_ptr, old_logprob_ptr, old_value_ptr, advantage_ptr, weight_ptr,
-            valid_ptr, ratio_ptr, stride_action, rows_per_weight, offs_m, mask_m, offs_k, mean, std, count, ent_coef,
-            clip, vf_clip, vf_coef, NVEC, HAS_MASK, HAS_VALID,
+            valid_ptr, ratio_ptr, stride_action, rows_per_weight, offs_m, mask_m, offs_k, origin, mean, std, count,
+            ent_coef, clip, vf_clip, vf_coef, NVEC, HAS_MASK, HAS_VALID,
         )  # fmt: skip
         _store_gradient(d_logits_ptr, d_value_ptr, d, d_value, offs_m, offs_k, mask_m, WIDTH, OUT)
         sum_policy += policy
@@ -251,7 +258,7 @@ def _gaussian_kernel(
     DIM: tl.constexpr, OUT: tl.constexpr, HAS_VALID: tl.constexpr,
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    a_mean, a_std, count = _moments(moments_ptr, PARTS)
+    a_origin, a_mean, a_std, count = _moments(moments_ptr, PARTS)
     ent_coef = tl.load(ent_coef_ptr)
     sum_policy = tl.zeros([BLOCK_M], tl.float32)
     sum_value = tl.zeros([BLOCK_M], tl.float32)
@@ -283,7 +290,7 @@ def _gaussian_kernel(
         old_value = tl.load(old_value_ptr + offs_m, mask=mask_m, other=0.0)
         advantage = tl.load(advantage_ptr + offs_m, mask=mask_m, other=0.0)
         weight = tl.load(weight_ptr + offs_m // rows_per_weight, mask=mask_m, other=0.0)
-        a_hat = (advantage - a_mean) / (a_std + 1e-8)
+        a_hat = (advantage - a_origin - a_mean) / (a_std + 1e-8)
         ratio, d_logprob, d_value, policy, value_term, old_kl, kl, outside = _surrogate(
             logprob, value, old_logprob, old_value, advantage, a_hat, weight, clip, vf_clip
         )
@@ -307,10 +314,10 @@ def _gaussian_kernel(
 
 
 def advantage_moments(advantage: Tensor, valid: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """Sums, sums of squares and counts of the valid advantages, (3, parts) float64: what `Launch` wants of them."""
+    """Sums, sums of squares and counts of the valid advantages, and what they are over, (4, parts) float64."""
     n = advantage.shape[0]
     parts = min(16, triton.next_power_of_2(triton.cdiv(n, 2 * MOMENT_BLOCK)))  # all that read them add them up again
-    moments = torch.empty(3, parts, dtype=torch.float64, device=advantage.device) if out is None else out
+    moments = torch.empty(4, parts, dtype=torch.float64, device=advantage.device) if out is None else out
     _moments_kernel[(parts,)](
         advantage, valid, moments, n, HAS_VALID=valid is not None, PARTS=parts, BLOCK=MOMENT_BLOCK
     )
