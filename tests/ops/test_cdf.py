@@ -269,6 +269,15 @@ def test_opcheck():
         (lambda: sample_cdf(torch.ones(3), 1, torch.ones(2), start()), ValueError, "seed must be"),
         (lambda: draw_segments(torch.ones(3), 1, 0, start(), torch.ones(2)), ValueError, "beta must be"),
         (lambda: draw_segments(torch.ones(3), 1, 0, start(), torch.tensor(1.0), eps=-1), ValueError, "eps must be"),
+        (lambda: draw_segments(torch.ones(3), 1, 0, start(), torch.tensor(1.0), eps=1e39), ValueError, "eps must be"),
+        *(
+            (
+                lambda b=b: draw_segments(torch.ones(3), 1, 0, start(), torch.tensor(torch.nan), backend=b),
+                ValueError,
+                "beta must be",
+            )
+            for b in ("cpu", "reference")
+        ),
         (lambda: draw_segments(torch.ones(3), 1, 0, start(), 0.4), TypeError, "beta must be a tensor; got float"),
         (lambda: sample_cdf(torch.ones(3), 1, 0, 0), TypeError, "offset must be a tensor; got int"),
         (lambda: build_cdf([1.0]), TypeError, "weights must be a tensor; got list"),

@@ -493,6 +493,16 @@ def test_non_contiguous_and_half_precision_arguments():
             ValueError,
             "alpha must be",
         ),
+        *(
+            (lambda t, s=settings: tree_update_priorities(t, torch.tensor([1]), torch.ones(1), **s), ValueError, words)
+            for settings, words in [
+                (dict(max_priority=torch.ones(1), alpha=1000), "alpha must be"),
+                (dict(max_priority=torch.ones(1), alpha=0.5, eps=1e-46), "eps and p_max"),
+                (dict(max_priority=torch.tensor(float("nan")), alpha=0.5), "max_priority must"),
+                (dict(max_priority=torch.tensor([-1.0]), alpha=0.5), "max_priority must"),
+                (dict(max_priority=torch.tensor(-1.0), alpha=0.5, backend="reference"), "max_priority must"),
+            ]
+        ),
     ],
 )
 def test_errors_name_the_argument(call, error, words):

@@ -46,6 +46,8 @@ def snapshot(buffer):
         (dict(obs={"image": torch.zeros(4, 3)}), KeyError, "obs.speed"),
         (dict(obs=torch.zeros(4, 3)), KeyError, "obs"),
         (dict(action=["a", "b", "c", "d"]), TypeError, "action.*numbers"),
+        (dict(terminated=[0, 1, 2, 1]), ValueError, "terminated.*0 and 1"),
+        ({"obs.speed": torch.arange(4).double()}, ValueError, "'obs.speed' is given twice"),
         (dict(action=torch.tensor(3, dtype=torch.int32)), ValueError, "action"),
         (dict(action=torch.empty(4, dtype=torch.int32, device="meta")), ValueError, "action.*meta"),
         (dict(action=torch.ones(4, dtype=torch.int32).to_sparse()), ValueError, "action.*sparse"),
@@ -73,6 +75,9 @@ def test_add_refuses_and_changes_nothing(changes, error, says):
         ({"x": torch.tensor(1.0)}, ValueError, "batch dimension"),
         ({"x": torch.zeros(2), "y": torch.zeros(3)}, ValueError, "'y'.*2 items"),
         ({"x": torch.zeros(2, device="meta")}, ValueError, "'x'.*meta"),
+        ({"a": {"b": torch.zeros(2)}, "a.b": torch.ones(2)}, ValueError, "'a.b' is given twice"),
+        ({"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}}, ValueError, "'a.b' is given twice"),
+        ({"a.b.c": torch.ones(2), "a": torch.zeros(2)}, ValueError, "'a.b.c' lies within 'a'"),
         ({3: torch.zeros(2)}, TypeError, "str"),
         ({"terminated": torch.zeros(2, 1, dtype=torch.bool)}, ValueError, "terminated.*one number"),
     ],
@@ -82,6 +87,8 @@ def test_the_first_batch_decides_the_fields(fields, error, says):
     with pytest.raises(error, match=says):
         buffer.add(fields)
     assert len(buffer) == 0 and buffer.storage is None
+    with pytest.raises(ValueError, match="'x' is given twice"):
+        buffer.add({"x": torch.zeros(2)}, x=torch.ones(2))
     buffer.add(x=torch.zeros(2))
     assert len(buffer) == 2
 
@@ -93,6 +100,9 @@ def test_the_first_batch_decides_the_fields(fields, error, says):
         (dict(capacity=2.5), "capacity"),
         (dict(alpha=-0.1), "alpha"),
         (dict(alpha=3.0), "alpha"),
+        (dict(alpha=1000), "alpha"),
+        (dict(eps=1e-46, alpha=0.1), "eps"),
+        (dict(p_max=1e39, alpha=0.0), "p_max"),
         (dict(beta=-1.0), "beta"),
         (dict(beta=(0.4, float("nan"), 5)), "beta"),
         (dict(beta=(0.4, 1.0)), "beta must be a number"),
@@ -176,6 +186,12 @@ def test_updates(arguments, error, says):
         buffer.update_priorities(*arguments)
 
 
+@pytest.mark.parametrize("index", [-1, 10, 500])
+def test_priorities_of_what_is_not_there(index):
+    with pytest.raises(IndexError, match=rf"\[0, 10\); got {index}"):
+        filled().priorities(torch.tensor([index]))
+
+
 def test_a_batch_larger_than_the_buffer_keeps_the_last():
     buffer = PrioritizedReplay(10)
     slots = buffer.extend(data(25))
@@ -205,7 +221,8 @@ def test_steps_are_refused_and_nothing_changes():
             (dict(next_obs=torch.ones(2, 4)), ValueError, "'next_obs'.*3"),
             (dict(next_obs=torch.ones(2, 3).double()), TypeError, "'next_obs'"),
             (dict(next_obs={"a": torch.ones(2, 3)}), KeyError, "next_obs"),
-            (dict(obs=torch.zeros(3, 3)), ValueError, "'obs'.*2 items"),
+            (dict(obs=torch.zeros(3, 3)), ValueError, "'obs'.*num_envs = 2"),
+            (dict(terminated=torch.tensor([0.3, 2.0])), ValueError, "'terminated'.*0 and 1"),
             (dict(reward=torch.ones(2, 2, 2)), ValueError, "reward"),
         ]:
             with pytest.raises(error, match=says):

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharpwave.ops.sumtree import MAX_LEAF
 from sharpwave.replay.nest import as_tensor, flatten
 from sharpwave.replay.storage import FIXED_DTYPES, Field, check_directory
 
@@ -53,14 +52,6 @@ def declared(fields: Mapping[str, Any]) -> dict[str, Field]:
             raise ValueError(f"field {path!r} is always one {want} an item: declare ((), {want}), not {spec!r}")
         out[path] = field
     return out
-
-
-def check_alpha(alpha: float, eps: float, p_max: float) -> None:
-    if not alpha >= 0 or p_max**alpha > MAX_LEAF or eps**alpha < 2.0**-44:
-        raise ValueError(
-            f"alpha must be >= 0, with p_max**alpha at most 2^20 and eps**alpha at least 2^-44; got alpha={alpha}, "
-            f"p_max={p_max}, eps={eps}"
-        )
 
 
 def beta_numbers(beta: Beta) -> tuple[float, float, float]:

@@ -10,14 +10,21 @@ from torch import Tensor
 
 from sharpwave.ops import _backends
 from sharpwave.ops._philox import as_signed
-from sharpwave.ops.sumtree import MAX_LEAF, reference, tree_extrema, tree_rebuild, tree_total, tree_update_priorities
+from sharpwave.ops.sumtree import (
+    MAX_LEAF,
+    check_settings,
+    reference,
+    tree_extrema,
+    tree_rebuild,
+    tree_total,
+    tree_update_priorities,
+)
 from sharpwave.replay import keeping
 from sharpwave.replay.checks import (
     Beta,
     MaxPriorityOver,
     WeightNorm,
     beta_numbers,
-    check_alpha,
     check_step_fields,
     check_update,
     check_valid,
@@ -25,7 +32,7 @@ from sharpwave.replay.checks import (
     storage_place,
 )
 from sharpwave.replay.kernels import reference as plain
-from sharpwave.replay.nest import Batch, find, flatten, put
+from sharpwave.replay.nest import Batch, find, flatten, merge, put
 from sharpwave.replay.state import AGE, DRAWN, HELD, NOTHING, Layout, State, new_state
 from sharpwave.replay.storage import NUMPY, Field, Storage, as_array, infer_fields
 from sharpwave.replay.views import Outputs, cpu_kernels, triton_kernels, views
@@ -62,10 +69,8 @@ class Replay:
             raise ValueError(f"weight_norm must be 'batch', 'buffer' or None; got {weight_norm!r}")
         if max_priority_over not in ("all_time", "buffer"):
             raise ValueError(f"max_priority_over must be 'all_time' or 'buffer'; got {max_priority_over!r}")
-        if not 0 < eps <= p_max < float("inf"):
-            raise ValueError(f"eps and p_max must satisfy 0 < eps <= p_max, finite; got eps={eps}, p_max={p_max}")
+        check_settings(alpha, eps, p_max)
         self.eps, self.p_max = float(eps), float(p_max)
-        check_alpha(alpha, self.eps, self.p_max)
         self.device = _backends.present(device)
         self.weight_norm: WeightNorm | None = weight_norm
         self.max_priority_over = max_priority_over
@@ -103,7 +108,7 @@ class Replay:
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        check_alpha(alpha, self.eps, self.p_max)
+        check_settings(alpha, self.eps, self.p_max)
         leaves = self.state.tree.leaves
         power = alpha / self._alpha if self._alpha > 0 else 1.0
         leaves.copy_(torch.where(leaves > 0, leaves.double().pow(power), 0).clamp(max=MAX_LEAF))
@@ -138,8 +143,19 @@ class Replay:
         return torch.where(largest > 0, largest.pow(1 / self._alpha) if self._alpha > 0 else largest, 1)
 
     def priorities(self, indices: Tensor) -> Tensor:
-        """p_i^alpha of the given items, (n,) float32."""
-        return self.state.tree.leaves[indices]
+        """p_i^alpha of the given items, (n,) float32.
+
+        Raises:
+            IndexError: an index out of range (CPU; on a GPU its priority is 0).
+            TypeError: indices are not int64.
+        """
+        indices, slots = torch.as_tensor(indices), self.capacity
+        if indices.dtype != torch.int64:
+            raise TypeError(f"indices must be int64; got {indices.dtype}: pass batch.indices as it is")
+        inside = (indices >= 0) & (indices < slots)
+        if self.device.type == "cpu" and not inside.all():
+            raise reference.index_error(indices[~inside], slots)
+        return torch.where(inside, self.state.tree.leaves[indices.clamp(0, slots - 1)], 0)
 
     # Taking in
 
@@ -152,7 +168,8 @@ class Replay:
 
         Args:
             batch, fields: one mapping, or keyword arguments, of tensors or arrays (batch, ...), nested as you like; a
-                TensorDict too. `reward` (stored as float32), `terminated` and `truncated` (as bool) are (batch,).
+                TensorDict too. `reward` (stored as float32), `terminated` and `truncated` (as bool; on a CPU a number
+                that is neither 0 nor 1 is refused) are (batch,).
                 Without environments: any fields; a batch larger than the capacity keeps its last items.
                 With `num_envs`: one step of every environment, or (steps, num_envs, ...) of several, with obs,
                 next_obs, reward, terminated and truncated; next_obs is what this step led to, at an episode's end
@@ -172,7 +189,7 @@ class Replay:
         envs = self.state.layout.envs
         if valid is not None and not envs:
             fields["valid"] = valid
-        flat = flatten(batch) | flatten(fields) if batch is not None else flatten(fields)
+        flat = flatten(fields) if batch is None else merge(flatten(batch), flatten(fields))
         if envs:
             return self._add_steps(flat, check_valid(valid, flat, envs))
         if self.storage is None:

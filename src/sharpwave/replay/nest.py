@@ -51,10 +51,23 @@ def flatten(nest: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if not isinstance(key, str):
             raise TypeError(f"field names must be str; got {key!r} of {type(key).__name__}")
         if isinstance(value, Mapping) or hasattr(value, "batch_size"):  # a TensorDict is no Mapping everywhere
-            flat |= flatten(value, f"{prefix}{key}.")
+            flat = merge(flat, flatten(value, f"{prefix}{key}."))
+        elif prefix + key in flat:
+            raise _twice(prefix + key)
         else:
             flat[prefix + key] = value
     return flat
+
+
+def merge(flat: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Both, which must not share a path."""
+    if both := flat.keys() & more.keys():
+        raise _twice(min(both))
+    return flat | more
+
+
+def _twice(path: str) -> ValueError:
+    return ValueError(f"field {path!r} is given twice, under one name: rename one of them")
 
 
 def put(batch: Batch, path: str, value: Any) -> None:

@@ -54,6 +54,9 @@ class Storage:
     def __init__(self, slots: int, fields: Mapping[str, Field], where: torch.device | str | os.PathLike):
         for path, field in fields.items():
             check_name(path)
+            for end in range(len(path)):
+                if path[end] == "." and path[:end] in fields:
+                    raise ValueError(f"field {path!r} lies within {path[:end]!r}, which is a field too: rename one")
             if field.dtype not in NUMPY:
                 raise TypeError(
                     f"field {path!r}: dtype {field.dtype} cannot be stored; use one of {[*map(str, NUMPY)]}"
@@ -72,9 +75,9 @@ class Storage:
         self.row_bytes = {k: f.bytes for k, f in fields.items()}
 
     def check(
-        self, flat: Mapping[str, object], size: int | None = None, fields: Mapping[str, Field] | None = None
+        self, flat: Mapping[str, object], envs: int | None = None, fields: Mapping[str, Field] | None = None
     ) -> dict[str, Tensor]:
-        """The fields (or these `fields`) of one `add` as tensors of their dtypes, of one batch size (`size` if given).
+        """The fields (or these `fields`) of one `add` as tensors of their dtypes, of one batch size (`envs` if given).
 
         Raises:
             KeyError: a field missing or new.
@@ -87,20 +90,23 @@ class Storage:
             raise KeyError(
                 f"add() must get the fields {sorted(fields)}: missing {sorted(missing)}, unknown {sorted(new)}"
             )
-        tensors = {}
+        tensors, size = {}, envs
         for path, spec in fields.items():
             tensor = as_tensor(flat[path], path)
             if tensor.ndim == 0 or tuple(tensor.shape[1:]) != spec.shape:
                 raise ValueError(f"field {path!r} must be (batch, *{spec.shape}); got {tuple(tensor.shape)}")
             size = tensor.shape[0] if size is None else size
             if tensor.shape[0] != size:
-                raise ValueError(f"field {path!r} must hold {size} items, as the others; got {tensor.shape[0]}")
+                want = f"num_envs = {size} rows" if envs else f"{size} items, as the others"
+                raise ValueError(f"field {path!r} must hold {want}; got {tensor.shape[0]}")
             if tensor.is_meta or tensor.layout != torch.strided:
                 kind = "on device 'meta'" if tensor.is_meta else str(tensor.layout)
                 raise ValueError(f"field {path!r} must be a dense tensor with values; got one {kind}")
             if tensor.dtype != spec.dtype:
                 if path not in FIXED_DTYPES:
                     raise TypeError(f"field {path!r} must be {spec.dtype}; got {tensor.dtype}: convert it before add()")
+                if spec.dtype == torch.bool and tensor.is_cpu and not ((tensor == 0) | (tensor == 1)).all():
+                    raise ValueError(f"field {path!r} tells whether an episode ended: it must be bool, or hold 0 and 1")
                 tensor = tensor.to(spec.dtype)
             tensors[path] = tensor
         return tensors

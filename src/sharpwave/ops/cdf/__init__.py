@@ -165,7 +165,8 @@ def draw_segments(
         weight: (N,) float32, raw priorities already raised to alpha; 1 <= N < 2^31.
         n: how many, with replacement, >= 1.
         seed, offset: the random stream, as in `sample_cdf`; offset advances by n.
-        beta: 0-d float32 tensor on weight's device: a schedule changes it without a new capture.
+        beta: 0-d float32 tensor on weight's device: a schedule changes it without a new capture. A NaN raises on a
+            CPU; on a GPU, where that would have to wait, importance is then NaN.
         eps: >= 0, added to every weight. All weights equal, or all 0 with eps > 0, is the uniform draw.
 
     Returns:
@@ -178,7 +179,7 @@ def draw_segments(
     differentiable. A GPU takes one launch up to N = 16384, and the launches of the PyTorch reference above.
 
     Raises:
-        ValueError: a wrong shape, n or eps; nothing to draw from (CPU).
+        ValueError: a wrong shape, n or eps; a beta of NaN, or nothing to draw from (CPU).
         TypeError: a wrong dtype.
 
     Source: Schaul et al. 2016 (arXiv 1511.05952), section 3.4.
@@ -190,8 +191,8 @@ def draw_segments(
         raise TypeError(f"weight must be float32; got {weight.dtype}")
     if n < 1:
         raise ValueError(f"n must be at least 1; got {n}")
-    if not 0 <= eps < float("inf"):
-        raise ValueError(f"eps must be finite and >= 0; got {eps}")
+    if not 0 <= eps <= torch.finfo(torch.float32).max:
+        raise ValueError(f"eps must be >= 0 and finite in float32; got {eps}")
     if beta.numel() != 1 or beta.dtype != torch.float32 or beta.device != weight.device:
         raise ValueError(
             f"beta must be a float32 tensor of one element on {weight.device}; got {tuple(beta.shape)} {beta.dtype} on "

@@ -163,13 +163,16 @@ def draw_segments(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Same as `reference.draw_segments`."""
     count = weight.numel()
+    exponent = float(beta)
+    if math.isnan(exponent):
+        raise reference.beta_is_nan()
     ends = np.empty(count, np.int64)
     index, importance = torch.empty(n, dtype=torch.int64), torch.empty(n)
     bad = _draw_segments(
         weight.detach().numpy(),
         np.int64(as_signed(int(seed))),
         offset.view(1).numpy(),
-        float(beta),
+        exponent,
         np.float32(eps),
         reference.segment_bits(count),
         ends,

@@ -68,6 +68,8 @@ def draw_segments(
     w = torch.where(valid, weight, 0) + torch.tensor(eps, dtype=weight.dtype, device=weight.device)
     if weight.device.type == "cpu" and not w.max() > 0:
         raise zero_total()
+    if weight.device.type == "cpu" and beta.isnan():
+        raise beta_is_nan()
     # Exact sums: w in units of 2^-shift, so that the largest has as many bits as fit beside the count, and one more
     # unit, so that no positive weight is lost.
     exponent = torch.frexp(w.max()).exponent.clamp(min=-125)
@@ -101,6 +103,10 @@ def _multiply_high(w1: Tensor, w0: Tensor, total: Tensor) -> Tensor:
 
 def invalid_weights(count: int) -> ValueError:
     return ValueError(f"weights must be finite and not negative; got {count} that are not: clean them first")
+
+
+def beta_is_nan() -> ValueError:
+    return ValueError("beta must be a number; got NaN")
 
 
 def zero_total() -> ValueError:

@@ -15,6 +15,7 @@ total is below 2^51, or 2^95 units: two int64 words a node.
 """
 
 import functools
+import math
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -182,10 +183,11 @@ def tree_update_priorities(
         indices: (n,) int64 in [0, capacity), n >= 0; of equal indices the last wins.
         td_error: (n,), of any floating dtype, signed; read as it is, computed in float32.
         max_priority: float32 tensor of one element on the tree's device, the largest p ever (not raised to alpha);
-            updated in place.
+            updated in place. At least 0: a negative or NaN one raises on a CPU; on a GPU, where that would have to
+            wait, it may stay what it is.
         alpha: >= 0. 0 makes every leaf 1.
-        eps: > 0.
-        p_max: >= eps; p_max^alpha at most 2^20.
+        eps: a normal float32 number > 0; eps^alpha at least 2^-44.
+        p_max: >= eps, finite in float32; p_max^alpha at most 2^20.
         generation, generations: (n,) and (capacity,), int64, both or neither. An item is stale, which means dropped
             and counted in tree.status, if its generation_k differs from generations[indices_k] or is negative, or if
             its leaf is 0: what cannot be drawn was not drawn.
@@ -200,10 +202,7 @@ def tree_update_priorities(
     Source: Schaul et al. 2016 (arXiv 1511.05952), eq. 1 and section 3.3.
     """
     _check_items(tree, indices, td_error, "td_error")
-    if not 0 < eps <= p_max < float("inf"):
-        raise ValueError(f"eps and p_max must satisfy 0 < eps <= p_max, finite; got eps={eps}, p_max={p_max}")
-    if not alpha >= 0 or p_max**alpha > MAX_LEAF:
-        raise ValueError(f"alpha must be >= 0 and p_max**alpha at most 2^20; got alpha={alpha}, p_max={p_max}")
+    check_settings(alpha, eps, p_max)
     if max_priority.numel() != 1 or max_priority.dtype != torch.float32 or max_priority.device != tree.storage.device:
         raise ValueError(
             f"max_priority must be a float32 tensor of one element on {tree.storage.device}; got "
@@ -317,6 +316,22 @@ def tree_extrema(tree: Tree) -> tuple[Tensor, Tensor]:
         raise ValueError("this tree keeps no extrema: make it with extrema=True")
     top = tree.extrema[: tree.fanout]
     return top[:, 0].amin(), top[:, 1].amax()
+
+
+def check_settings(alpha: float, eps: float, p_max: float) -> None:
+    """Raise unless each leaf that p^alpha gives, in float32, is positive and at most MAX_LEAF."""
+    limits = torch.finfo(torch.float32)
+    if not limits.tiny <= eps <= p_max <= limits.max:
+        raise ValueError(
+            f"eps and p_max must satisfy 0 < eps <= p_max, as normal float32 numbers ({limits.tiny:.2g} to "
+            f"{limits.max:.2g}); got eps={eps}, p_max={p_max}"
+        )
+    # By logarithms, since powers overflow.
+    if not (alpha >= 0 and alpha * math.log2(p_max) <= 20 and alpha * math.log2(eps) >= -44):
+        raise ValueError(
+            f"alpha must be >= 0, with p_max**alpha at most 2^20 and eps**alpha at least 2^-44; got alpha={alpha}, "
+            f"p_max={p_max}, eps={eps}"
+        )
 
 
 @functools.cache

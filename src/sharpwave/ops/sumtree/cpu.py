@@ -295,6 +295,8 @@ def update_priorities_arrays(
     outside = _outside(indices, tree.capacity)
     if outside.size:
         raise reference.index_error(torch.from_numpy(outside), tree.capacity)
+    if not max_priority[0] >= 0:
+        raise reference.bad_maximum(max_priority[0])
     has_generations = generation is not None
     kept, leaves = priorities(
         tree.leaves,

@@ -120,6 +120,8 @@ def tree_update_priorities(
     in_range = (indices >= 0) & (indices < capacity)
     if indices.device.type == "cpu" and not in_range.all():
         raise index_error(indices[~in_range], capacity)
+    if indices.device.type == "cpu" and not max_priority >= 0:
+        raise bad_maximum(max_priority.item())
     status[OUT_OF_RANGE] += (~in_range).sum()
     indices, td_error = indices[in_range], td_error[in_range].float()
     if generation is not None and generations is not None:
@@ -257,6 +259,10 @@ def index_error(bad: Tensor, capacity: int) -> IndexError:
     return IndexError(
         f"indices must be in [0, {capacity}); got {bad[0].item()} and {bad.numel() - 1} more out of range"
     )
+
+
+def bad_maximum(given: float) -> ValueError:
+    return ValueError(f"max_priority must hold the largest priority so far, a number >= 0; got {given}")
 
 
 def zero_total() -> ValueError:
