@@ -108,8 +108,8 @@ class JaxVector(VectorEnv):
     """N copies of a pure function's environment, stepped by one compiled JAX function.
 
     Observations, rewards and flags are JAX arrays that PyTorch reads where they lie, and actions are read by JAX where
-    PyTorch wrote them: nothing is copied (discrete actions are cast to int32 first). On a GPU nothing waits for the
-    host either. Do not write into what a step returned: JAX believes that its arrays never change.
+    PyTorch wrote them: nothing is copied (discrete actions are cast to int32 first). On a GPU PyTorch waits for
+    nothing either. Do not write into what a step returned: JAX believes that its arrays never change.
 
     Args:
         name: for messages, and to be saved with the state.
