@@ -288,7 +288,7 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path):
 def test_a_state_of_another_buffer_is_refused():
     state = filled().state_dict()
     other = PrioritizedReplay(11)
-    with pytest.raises(ValueError, match="layout"):
+    with pytest.raises(ValueError, match="with capacity 10, not 11: make"):
         other.load_state_dict(state)
     other = PrioritizedReplay(10)
     other.add(x=torch.ones(3))
@@ -302,6 +302,38 @@ def test_a_state_of_another_buffer_is_refused():
         with pytest.raises(ValueError, match=says):
             other.load_state_dict(bad)
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(other), strict=True))
+
+
+def test_a_state_with_impossible_values_is_refused():
+    state, buffer = filled().state_dict(), filled()
+    before = snapshot(buffer)
+
+    def altered(name, at, value):
+        tensor = state["tensors"][name].clone()
+        tensor[at] = value
+        return state | {"tensors": state["tensors"] | {name: tensor}}
+
+    for name, at, value in [
+        *(("leaves", 1, x) for x in (float("nan"), float("inf"), 1e30, -5.0)),
+        *(("head", 0, x) for x in (1000, -1)),
+        ("generation", 2, 99),
+        ("offset", 0, 2**50),
+        ("max_priority", 0, float("nan")),
+        ("beta", 0, -1.0),
+    ]:
+        with pytest.raises(ValueError, match=f"{name!r} must be .*; got .*damaged"):
+            buffer.load_state_dict(altered(name, at, value))
+    for bad in (altered("leaves", 7, 1.0), altered("counters", 0, 3), altered("generation", 1, -1)):
+        with pytest.raises(ValueError, match="contradict"):
+            buffer.load_state_dict(bad)
+    for key in ("kind", "layout", "spec", "used", "alpha"):
+        with pytest.raises(ValueError, match=f"lacks .*{key}"):
+            buffer.load_state_dict({k: x for k, x in state.items() if k != key})
+    for key, value in (("alpha", 1000.0), ("used", 99)):
+        with pytest.raises(ValueError, match=key):
+            buffer.load_state_dict(state | {key: value})
+    assert all(torch.equal(a, b) for a, b in zip(before, snapshot(buffer), strict=True))
+    buffer.load_state_dict(state)
 
 
 def test_files_in_place_of_memory(tmp_path):

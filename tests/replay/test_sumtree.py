@@ -64,6 +64,24 @@ def test_a_state_of_another_capacity_is_refused():
         SumTree(3).load_state_dict(tree([1.0, 2.0]).state_dict())
 
 
+def test_a_state_with_impossible_values_is_refused():
+    t = tree([1.0, 2.0])
+    state = t.state_dict()
+    for bad, says in [
+        *(
+            (state | {"values": torch.tensor([1.0, x])}, "'values' must be in")
+            for x in (torch.nan, torch.inf, -5.0, 1e30)
+        ),
+        (state | {"values": torch.ones(2).double()}, "'values' must be"),
+        (state | {"offset": torch.tensor([2**50])}, "'offset' must be in"),
+        ({"values": torch.ones(2)}, "without .*seed"),
+        (3, "got int"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            t.load_state_dict(bad)
+    assert t.numpy().tolist() == [1.0, 2.0] and t.sample(1).values.item() > 0
+
+
 def test_extrema_and_topk():
     t = tree([0.0, 3.0, 1.0, 7.0, 0.0], extrema=True)
     assert (t.min.item(), t.max.item()) == (1.0, 7.0)

@@ -419,7 +419,7 @@ class Replay:
         """Take over a `state_dict`, copying it.
 
         Raises:
-            ValueError: it is of another kind, layout or fields. The buffer is as it was.
+            ValueError: it is of another kind, layout or fields, or damaged. The buffer is as it was.
         """
         keeping.load_state_dict(self, state)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sharpwave.ops.sumtree import tree_rebuild
+from sharpwave.ops.sumtree import MAX_LEAF, check_settings, tree_rebuild
+from sharpwave.replay.state import NOTHING
 from sharpwave.replay.storage import Field
 from sharpwave.run import checkpoint
 from sharpwave.run.errors import CheckpointError
@@ -31,16 +32,23 @@ def state_dict(buffer: "Replay") -> dict[str, Any]:
 
 def load_state_dict(buffer: "Replay", state: Mapping[str, Any]) -> None:
     """See `Replay.load_state_dict`."""
-    if not isinstance(state, Mapping) or state.get("format") != _KIND or not {"tensors", "fields"} <= state.keys():
+    if not isinstance(state, Mapping) or state.get("format") != _KIND:
         raise ValueError(f"state must be what a replay buffer's state_dict() returned; got {type(state).__name__}")
-    if state["version"] != _VERSION:
-        raise ValueError(f"state has version {state['version']!r}, this sharpwave reads {_VERSION}: upgrade sharpwave")
+    if state.get("version") != _VERSION:
+        raise ValueError(
+            f"state has version {state.get('version')!r}, this sharpwave reads {_VERSION}: upgrade sharpwave"
+        )
     mine = _describe(buffer)
-    for key in ("kind", "layout"):
-        if state[key] != mine[key]:
-            raise ValueError(
-                f"state is of {key} {state[key]}, this buffer of {mine[key]}: make it with the same arguments"
-            )
+    if missing := (mine.keys() | {"tensors", "fields"}) - state.keys():
+        raise ValueError(f"state lacks {sorted(missing)}: it is damaged")
+    if state["kind"] != mine["kind"]:
+        raise ValueError(f"state is of kind {state['kind']}, this buffer of {mine['kind']}: load it with its own kind")
+    _check_layout(buffer, state["layout"], mine["layout"])
+    check_settings(state["alpha"], buffer.eps, buffer.p_max)
+    if not isinstance(state["used"], int) or not 0 <= state["used"] <= buffer.state.layout.ring:
+        raise ValueError(
+            f"state's 'used' must be in [0, {buffer.state.layout.ring}]; got {state['used']!r}: it is damaged"
+        )
     if buffer.storage is not None and mine["spec"] != state["spec"]:
         raise ValueError(f"state holds the fields {state['spec']}, this buffer {mine['spec']}")
     own = buffer.state.tensors
@@ -48,6 +56,9 @@ def load_state_dict(buffer: "Replay", state: Mapping[str, Any]) -> None:
         given = state["tensors"].get(key)
         if not isinstance(given, Tensor) or given.shape != tensor.shape or given.dtype != tensor.dtype:
             raise ValueError(f"state's tensor {key!r} must be {tuple(tensor.shape)} {tensor.dtype}: it is damaged")
+    _check_values(state["tensors"], buffer.state.layout.ring)
+    if unknown := {dtype for _, dtype in state["spec"].values()} - _DTYPES.keys():
+        raise ValueError(f"state holds fields of {sorted(unknown)}, which this PyTorch lacks: upgrade PyTorch")
     spec = {k: Field(tuple(shape), _DTYPES[dtype]) for k, (shape, dtype) in state["spec"].items()}
     lead = (max(buffer.state.layout.envs, 1), state["used"])
     for key, field in spec.items():
@@ -92,6 +103,52 @@ def load(cls: Any, path: Any, device: Any, storage: Any, backend: Any) -> "Repla
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     return buffer
+
+
+def _check_layout(buffer: "Replay", given: Mapping[str, int], mine: Mapping[str, int]) -> None:
+    if given == mine:
+        return
+    if given.keys() != mine.keys():
+        raise ValueError(f"state's layout must hold {sorted(mine)}; got {sorted(given)}: it is damaged")
+
+    def arguments(layout: Mapping[str, int]) -> dict[str, Any]:
+        span = "n_step" if buffer.kind == "PrioritizedReplay" else "burn_in + length"
+        return {
+            "capacity": layout["ring"] * max(layout["envs"], 1),
+            "num_envs": layout["envs"] or None,
+            span: layout["span"],
+            "pad": layout["short"],
+            "period": layout["period"],
+            "frame_stack": layout["frames"],
+        }
+
+    theirs, ours = arguments(given), arguments(mine)
+    differ = " and ".join(f"{k} {theirs[k]}, not {ours[k]}" for k in ours if theirs[k] != ours[k])
+    raise ValueError(f"state is of a buffer with {differ}: make this one with the same arguments")
+
+
+def _check_values(t: Mapping[str, Tensor], ring: int) -> None:
+    """Raise unless a buffer could have come to hold this: a kernel trusts it as indices, counts and mass."""
+    beta = t["beta"]
+    leaves, generation, (held, written, *_) = t["leaves"], t["generation"], t["counters"].tolist()
+    within = {
+        "leaves": ((leaves >= 0) & (leaves <= MAX_LEAF), f"in [0, {MAX_LEAF:.0f}]"),
+        "generation": ((generation >= NOTHING) & (generation < written), "-1, or the number of an item added"),
+        "step": (t["step"] >= 0, "at least 0"),
+        "head": ((t["head"] >= 0) & (t["head"] < ring), f"in [0, {ring})"),
+        "episode_step": (t["episode_step"] >= 0, "at least 0"),
+        "counters": (t["counters"] >= 0, "at least 0"),
+        "max_priority": ((t["max_priority"] >= 0) & (t["max_priority"] < torch.inf), "finite and at least 0"),
+        "beta": ((beta >= 0) & torch.cat([beta[:2] < torch.inf, beta[2:] >= 0]), "as the constructor takes it"),
+        "offset": ((t["offset"] >= 0) & (t["offset"] < 2**48), "in [0, 2^48)"),
+        "status": (t["status"] >= 0, "at least 0"),
+    }
+    for key, (good, want) in within.items():
+        if not good.all():
+            raise ValueError(f"state's tensor {key!r} must be {want}; got {t[key][~good][0].item()}: it is damaged")
+    drawable = leaves > 0
+    if (drawable & (generation < 0)).any() or int(drawable.sum()) != held:
+        raise ValueError("state's leaves, generations and counters contradict each other: it is damaged")
 
 
 def _describe(buffer: "Replay") -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """SumTree: the sum tree with its random stream and its settings, as an object."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from sharpwave.ops import _backends
 from sharpwave.ops.sumtree import (
+    MAX_LEAF,
     TreeDraw,
     sum_tree,
     tree_extrema,
@@ -172,18 +174,36 @@ class SumTree:
             "written": self._written,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state, of any device or fan-out; nothing of it is aliased.
 
         Raises:
-            ValueError: the capacity differs.
+            ValueError: the capacity differs, or the state is damaged. The tree is as it was.
         """
-        values = state["values"]
+        if not isinstance(state, Mapping) or (
+            missing := {"values", "seed", "offset", "status", "written"} - state.keys()
+        ):
+            given = type(state).__name__ if not isinstance(state, Mapping) else f"one without {sorted(missing)}"
+            raise ValueError(f"state must be what a SumTree's state_dict() returned; got {given}")
+        values, seed = torch.as_tensor(state["values"]), int(state["seed"])
         if values.shape != (self.capacity,):
             raise ValueError(f"the state holds {values.numel()} values; this tree has capacity {self.capacity}")
+        for name, like, largest in (
+            ("values", self.tree.leaves, MAX_LEAF),
+            ("status", self.tree.status, 2**63 - 1),
+            ("offset", self.offset, 2**48 - 1),
+        ):
+            x = state[name]
+            if not isinstance(x, Tensor) or x.shape != like.shape or x.dtype != like.dtype:
+                raise ValueError(f"state's {name!r} must be {tuple(like.shape)} {like.dtype}: it is damaged")
+            good = (x >= 0) & (x <= largest)
+            if not good.all():
+                raise ValueError(
+                    f"state's {name!r} must be in [0, {largest:.0f}]; got {x[~good][0].item()}: it is damaged"
+                )
         self.tree.leaves.copy_(values)
         tree_rebuild(self.tree, backend=self._backend)
         self.tree.status.copy_(state["status"])
         self.offset.copy_(state["offset"])
-        self.seed = int(state["seed"])
+        self.seed = seed
         self._written = bool(state["written"])
