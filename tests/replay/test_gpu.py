@@ -158,3 +158,11 @@ def test_files_go_between_devices(tmp_path):
     for _ in range(5):
         a, b = gpu.sample(20), cpu.sample(20)
         assert torch.equal(a.indices.cpu(), b.indices) and torch.equal(a.obs.cpu(), b.obs)
+
+
+def test_transitions_on_a_gpu_with_priorities_on_the_host():
+    buffer = PrioritizedReplay(8, storage="cuda")
+    buffer.add(x=torch.arange(8))
+    batch = buffer.sample(50)
+    assert buffer.storage.tensors["x"].is_cuda and torch.equal(batch.x, batch.indices)
+    buffer.update_priorities(batch.indices, torch.ones(50), batch.generations)

@@ -83,7 +83,9 @@ class Replay:
         self.state.beta.copy_(torch.tensor(beta_numbers(beta)))
         self.storage: Storage | None = None
         self._cpu = cpu_kernels(self.state, backend)
-        self._arrays = views(self.state) if self._cpu else None
+        # The CPU's kernels copy rows by address; from another device they come the plain way.
+        on_host = not isinstance(self._where, torch.device) or self._where.type == "cpu"
+        self._arrays = views(self.state) if self._cpu and on_host else None
         self._triton = triton_kernels(self.state, backend, self._where)
         self._touched = np.zeros(layout.envs * (layout.frames + 1 + layout.span), np.int64)
         if fields is not None:
@@ -543,7 +545,9 @@ class Replay:
         storage = self.storage
         assert storage is not None
         rows = storage.tensors[field].index_select(0, slots.reshape(-1).to(storage.device))
-        return rows.to(self.device, non_blocking=True).view(*slots.shape, *rows.shape[1:])
+        # Towards a CPU the copy must have ended before anyone reads it.
+        rows = rows.to(self.device, non_blocking=self.device.type != "cpu")
+        return rows.view(*slots.shape, *rows.shape[1:])
 
     def _new_leaf(self) -> Tensor:
         if self.max_priority_over == "all_time":
