@@ -477,6 +477,8 @@ def test_a_run_uses_its_threads_and_the_process_goes_on_with_its_own(monkeypatch
             return method(self, *args, **options)
 
         monkeypatch.setattr(stub.Stub, name, watched)
+    numba.get_num_threads()  # what asks first starts Numba's threads, which may change PyTorch's number
+    torch.set_num_threads(1)
     before = torch.get_num_threads(), numba.get_num_threads()
     most = numba.config.NUMBA_NUM_THREADS
     assert main([*TRAIN_STUB, "--run-dir", "x"]) == 0

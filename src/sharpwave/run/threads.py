@@ -16,5 +16,6 @@ def use(count: int) -> Generator[None]:
     try:
         yield
     finally:
-        torch.set_num_threads(before[0])
+        # PyTorch's last: where both use the same OpenMP, Numba's number would replace it.
         numba.set_num_threads(before[1])
+        torch.set_num_threads(before[0])
