@@ -2,7 +2,8 @@
 
 CPU, one thread, transitions of CartPole's shape, batches of 256 with data and weights, additions of 1024. Peers that
 are installed (cpprb, tianshou, torchrl) are columns of the same run, their rounds interleaved with ours. On a GPU
-(--device cuda): 84x84 observations, against torch.index_select of the same bytes, as replays of a captured graph.
+(--device cuda): 84x84 observations, against torch.index_select of the observations, and of every field of the batch, as
+replays of a captured graph.
 Writes benchmarks/results/replay-DEVICE.json.
 """
 
@@ -139,49 +140,60 @@ def on_cpu(sizes: list[int], rounds: int) -> Iterator[dict]:
             yield {"size": size, "what": what, **interleaved_us(columns, rounds)}
 
 
-def on_gpu(size: int, envs: int = 64) -> Iterator[dict]:
+def gpu_row(size: int, frames: int, envs: int = 64) -> dict:
+    buffer = PrioritizedReplay(size, "cuda", num_envs=envs, frame_stack=frames)
+    obs = torch.randint(0, 255, (envs, 84, 84), dtype=torch.uint8, device="cuda")
+    flags = torch.zeros(envs, dtype=torch.bool, device="cuda")
+    action = torch.zeros(envs, dtype=torch.int64, device="cuda")
+    step = dict(obs=obs, next_obs=obs, action=action, reward=action.float(), terminated=flags, truncated=flags)
+
+    def add() -> None:
+        buffer.add(step)
+
+    filling = captured(add, calls=64)
+    for _ in range(buffer.state.layout.ring // 64 + 1):
+        filling.replay()
+    # What is copied must be read from memory, not from the cache.
+    buffer.storage.tensors["obs"].random_(255)
+    every = torch.arange(buffer.capacity, device="cuda")
+    buffer.update_priorities(every, torch.rand(buffer.capacity, device="cuda"))
+    batch, td = buffer.sample(BATCH), torch.rand(BATCH, device="cuda")
+
+    def sample() -> None:
+        buffer.sample(BATCH, out=batch)
+
+    def update() -> None:
+        buffer.update_priorities(batch.indices, td, batch.generations)
+
+    def cycle() -> None:
+        sample()
+        update()
+
+    origin = buffer.storage.tensors["obs"]
+    outs = [torch.empty(BATCH * frames, 84, 84, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    # New rows for every call of the graph, as draws are new, and the rows after them.
+    rows = [torch.randint(0, len(origin) - 1, (BATCH * frames,), device="cuda") for _ in range(20)]
+    turn = itertools.cycle([(first, first + 1) for first in rows])
+    names = ("action", "reward", "terminated", "truncated")
+    small = [(x, torch.empty_like(x[:BATCH])) for x in (buffer.storage.tensors[name] for name in names)]
+
+    def observations() -> None:
+        for at, out in zip(next(turn), outs, strict=True):
+            torch.index_select(origin, 0, at, out=out)
+
+    def every_field() -> None:
+        observations()
+        for x, out in small:
+            torch.index_select(x, 0, rows[0][:BATCH], out=out)
+
+    calls = {"sample": sample, "update": update, "sample + update": cycle, "index_select": observations}
+    calls |= {"index_select, every field": every_field, "add": add}
+    return {"size": size, "frames": frames, **{name: graph_us(call) for name, call in calls.items()}}
+
+
+def on_gpu(size: int) -> Iterator[dict]:
     for frames in (1, 4):
-        buffer = PrioritizedReplay(size, "cuda", num_envs=envs, frame_stack=frames)
-        obs = torch.randint(0, 255, (envs, 84, 84), dtype=torch.uint8, device="cuda")
-        flags = torch.zeros(envs, dtype=torch.bool, device="cuda")
-        action = torch.zeros(envs, dtype=torch.int64, device="cuda")
-        step = dict(obs=obs, next_obs=obs, action=action, reward=action.float(), terminated=flags, truncated=flags)
-
-        def add(buffer=buffer, step=step) -> None:
-            buffer.add(step)
-
-        filling = captured(add, calls=64)
-        for _ in range(buffer.state.layout.ring // 64 + 1):
-            filling.replay()
-        # What is copied must be read from memory, not from the cache.
-        buffer.storage.tensors["obs"].random_(255)
-        every = torch.arange(buffer.capacity, device="cuda")
-        buffer.update_priorities(every, torch.rand(buffer.capacity, device="cuda"))
-        batch, td = buffer.sample(BATCH), torch.rand(BATCH, device="cuda")
-
-        def sample(buffer=buffer, batch=batch) -> None:
-            buffer.sample(BATCH, out=batch)
-
-        def update(buffer=buffer, batch=batch, td=td) -> None:
-            buffer.update_priorities(batch.indices, td, batch.generations)
-
-        def cycle(sample=sample, update=update) -> None:
-            sample()
-            update()
-
-        origin = buffer.storage.tensors["obs"]
-        outs = [torch.empty(BATCH * frames, 84, 84, dtype=torch.uint8, device="cuda") for _ in range(2)]
-        # New rows for every call of the graph, as draws are new, and the rows after them.
-        rows = [torch.randint(0, len(origin) - 1, (BATCH * frames,), device="cuda") for _ in range(20)]
-        turn = itertools.cycle([(first, first + 1) for first in rows])
-
-        def index_select(origin=origin, turn=turn, outs=outs) -> None:
-            for at, out in zip(next(turn), outs, strict=True):
-                torch.index_select(origin, 0, at, out=out)
-
-        calls = {"sample": sample, "update": update, "sample + update": cycle, "index_select": index_select, "add": add}
-        yield {"size": size, "frames": frames, **{name: graph_us(call) for name, call in calls.items()}}
-        del buffer, origin, calls, outs, filling, add, sample, update, cycle, index_select  # 7 GB, before the next
+        yield gpu_row(size, frames)
 
 
 def main() -> None:

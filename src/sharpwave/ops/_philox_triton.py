@@ -22,46 +22,34 @@ def uniform53(bits):
 
 
 @triton.jit
-def claim_draws(offset_ptr, n, n_programs):
-    """The first draw number of this launch; the launch's last program to ask moves the stream on by `n`.
+def first_draw(offset_ptr, n, programs):
+    """The first draw number of this launch, in which `programs` programs make `n` draws; none waits for another.
 
-    Every program of the launch must call this exactly once. The word at `offset_ptr` holds the draw number in its lower
-    48 bits and, while the launch runs, the number of programs that have asked in its upper 16: reading and arriving are
-    one atomic operation, so no program can read a number that another has already advanced, and nobody waits.
+    The word at `offset_ptr` holds the number in its lower 48 bits. In `count_draws` each program adds its share of the
+    draws to them and 1 to the upper 16, but the last program adds there what brings them back to 0 when all have come.
+    So the upper bits tell which shares are in the lower ones, whenever a program reads.
     """
-    word = tl.atomic_add(offset_ptr, 1 << 48, sem="relaxed")
-    first = word & 0xFFFFFFFFFFFF
-    if (word >> 48) == n_programs - 1:
-        tl.atomic_xchg(offset_ptr, first + n, sem="relaxed")
-    return first
+    word = tl.load(offset_ptr)
+    came = (word >> 48) & 0xFFFF
+    last_came = came > 0x7FFF
+    others = tl.where(last_came, came + programs - 0x10001, came)
+    share = tl.cast(n // programs, tl.int64)
+    return (word & 0xFFFFFFFFFFFF) - others * share - tl.where(last_came, n - (programs - 1) * share, 0)
 
 
 @triton.jit
-def read_draws(offset_ptr):
-    """`claim_draws` in three steps, of which none waits for another program's: the first draw number of this launch."""
-    return tl.load(offset_ptr) & 0xFFFFFFFFFFFF
+def count_draws(offset_ptr, n, programs, THREADS: tl.constexpr):
+    """Move the stream on by this program's share; every program must call it once, after `first_draw`.
 
-
-@triton.jit
-def arrive(offset_ptr, THREADS: tl.constexpr):
-    """Count this program in, after all of it has read the first draw number; a ticket for `advance_draws`.
-
-    The barrier orders every thread's reading before the arrival, so nobody reads what the last arrival brings about.
-    The ticket is a vector of one element a thread, the first of which counts: no thread waits for it before its use.
+    The barrier orders every thread's reading before it. One thread adds, and none waits for what that returns.
     """
     tl.debug_barrier()
     threads = tl.arange(0, THREADS)
-    one = threads.to(tl.int64) * 0 + (1 << 48)
-    return tl.atomic_add(offset_ptr + threads * 0, one, mask=threads == 0, sem="relaxed")
-
-
-@triton.jit
-def advance_draws(offset_ptr, first, ticket, n, programs, THREADS: tl.constexpr):
-    """Move the stream on by `n` if this program was the last of `programs` to arrive."""
-    threads = tl.arange(0, THREADS)
-    last = (threads == 0) & ((ticket >> 48) == programs - 1)
-    after = tl.zeros([THREADS], tl.int64) + (first + n)
-    tl.atomic_xchg(offset_ptr + threads * 0, after, mask=last, sem="relaxed")
+    share = tl.cast(n // programs, tl.int64)
+    one = tl.full([], 1 << 48, tl.int64)
+    rest = n - (programs - 1) * share - (programs - 1) * one  # 2^16 - (programs - 1) in the upper bits
+    added = tl.where(tl.program_id(0) == programs - 1, rest, share + one)
+    tl.atomic_add(offset_ptr + threads * 0, added + threads * 0, mask=threads == 0, sem="relaxed")
 
 
 # Programs are counted in 15 bits.

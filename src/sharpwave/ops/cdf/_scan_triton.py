@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sharpwave.ops._overlap import after_previous, overlap
 from sharpwave.ops.cdf import _scratch
 
 # Tiles of a group, and groups of a group of groups; the third level holds them all.
-GROUP = 128
+GROUP = 256
 
 
 @triton.jit
@@ -46,8 +47,8 @@ def _larger(a, b):
 
 
 @triton.jit
-def _add3(a0, a1, a2, b0, b1, b2):
-    return a0 + b0, a1 + b1, a2 + b2
+def _add2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
 
 
 @triton.jit
@@ -142,7 +143,8 @@ def _prefix_sums(p1, p2, p3, p4, e1, e2, e3, e4, below, through, BLOCK: tl.const
 
 
 @triton.jit
-def _one_tile_kernel(weights_ptr, out_ptr, n, BLOCK: tl.constexpr):
+def _one_tile_kernel(weights_ptr, out_ptr, n, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    after_previous(OVERLAP)
     p1, p2, p3, p4, e1, e2, e3, e4 = _sums_within(_load_tile(weights_ptr, 0, n, BLOCK), BLOCK)
     below = tl.zeros([], tl.float64)
     y = _prefix_sums(p1, p2, p3, p4, e1, e2, e3, e4, below, tl.sum(e4, 0), BLOCK)
@@ -160,23 +162,20 @@ def _wait(ptr, tag):
 def _ends(ptr, tag, place, below, through, WIDTH: tl.constexpr):
     """The first `place` words' sum, with `below` and with `through` in the next place, by one tree of WIDTH leaves.
 
-    Waits for these words. One reduction says whether all carry the tag and adds them up: several threads may hold
-    copies of a lane that were not read together, and of these a reduction takes one for all its parts.
+    Waits for these words: one without the tag counts as infinite, so that one reduction adds them up and says whether
+    all were there. (Several threads may hold copies of a lane that were not read together, and of these a reduction
+    takes one.)
     """
     lanes = tl.arange(0, WIDTH)
-    missing = 1
-    low = tl.zeros([], tl.float64)
-    high = tl.zeros([], tl.float64)
-    while missing > 0:
+    low = tl.full([], float("inf"), tl.float64)
+    high = low
+    while low == float("inf"):
         words = tl.load(ptr + lanes, mask=lanes < place, other=0, volatile=True).to(tl.uint64)
-        absent = (lanes < place) & ((words & 0xFFFF) != tag)
-        sums = tl.where(lanes < place, _cut(words.to(tl.float64, bitcast=True)), 0.0)
-        leaves = (
-            absent.to(tl.int32),
-            tl.where(lanes == place, below, sums),
-            tl.where(lanes == place, through, sums),
+        sums = tl.where((words & 0xFFFF) == tag, _cut(words.to(tl.float64, bitcast=True)), float("inf"))
+        sums = tl.where(lanes < place, sums, 0.0)
+        low, high = tl.reduce(
+            (tl.where(lanes == place, below, sums), tl.where(lanes == place, through, sums)), 0, _add2
         )
-        missing, low, high = tl.reduce(leaves, 0, _add3)
     return _cut(low), _cut(high)
 
 
@@ -192,6 +191,7 @@ def _scan_kernel(
     GROUP: tl.constexpr,
     LEVELS: tl.constexpr,
     FEW: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """words: [epoch << 32 | tickets taken], and sums: `capacity` of tiles, of groups of GROUP, of groups of groups.
 
@@ -199,6 +199,7 @@ def _scan_kernel(
     running programs. A tile publishes its own sum before it waits for anything, and the last of a group publishes the
     group's as soon as it has its tiles' sums; so every wait ends, in whatever order blocks are scheduled.
     """
+    after_previous(OVERLAP)
     # One word holds both, so that whoever takes the last ticket knows that all others have read the epoch.
     claim = tl.atomic_add(words_ptr, 1, sem="relaxed").to(tl.uint64)
     tile = (claim & 0xFFFFFFFF).to(tl.int32)
@@ -260,24 +261,28 @@ def _serial_kernel(weights_ptr, out_ptr, n):
         tl.store(out_ptr + i, _to_float32(total))
 
 
-def build_cdf(weights: Tensor, out: Tensor, block: int | None = None, group: int | None = None, warps: int = 4) -> None:
+def build_cdf(
+    weights: Tensor, out: Tensor, block: int | None = None, group: int | None = None, warps: int | None = None
+) -> None:
     """Same as `reference.build_cdf`; all but the first two arguments are for tests and tuning."""
     n = weights.numel()
     few = n <= 1 << 14
     if block is None:
         # The fastest of those tried on an H200 at 2^13, 2^18, 2^20 and 2^25.
-        block = min(max(triton.next_power_of_2(n), 64), 512) if few else 2048 if n <= 1 << 19 else 4096
+        smallest = 256 if n <= 1 << 13 else 512
+        block = min(max(triton.next_power_of_2(n), 64), smallest) if few else 2048 if n <= 1 << 19 else 4096
+    warps = warps or (2 if block <= 256 else 4)
+    early = overlap(weights.device)
     n_tiles = triton.cdiv(n, block)
     if n_tiles == 1:
-        _one_tile_kernel[(1,)](weights, out, n, BLOCK=block, num_warps=warps)
+        _one_tile_kernel[(1,)](weights, out, n, BLOCK=block, num_warps=warps, **early)
         return
-    if group is None:
-        group = 32 if few else GROUP
+    group = group or min(triton.next_power_of_2(n_tiles), GROUP)
     levels = 1 if n_tiles <= group else 2 if n_tiles <= group**2 else 3
     capacity = triton.next_power_of_2(n_tiles)
     words = _scratch.slab(capacity + capacity // group + capacity // group**2 + 1, weights.device)
     shape = dict(BLOCK=block, GROUP=group, LEVELS=levels, FEW=few)
-    _scan_kernel[(n_tiles,)](weights, out, words, n, n_tiles, capacity, **shape, num_warps=warps)
+    _scan_kernel[(n_tiles,)](weights, out, words, n, n_tiles, capacity, **shape, num_warps=warps, **early)
 
 
 def build_cdf_serial(weights: Tensor, out: Tensor) -> None:

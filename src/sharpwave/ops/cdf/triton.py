@@ -5,19 +5,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sharpwave.ops._overlap import after_previous, overlap
 from sharpwave.ops._philox_triton import (
     MAX_PROGRAMS,
-    advance_draws,
-    arrive,
-    claim_draws,
+    count_draws,
+    first_draw,
     random_bits,
-    read_draws,
     uniform53,
 )
 from sharpwave.ops.cdf import reference
 from sharpwave.ops.cdf._scan_triton import build_cdf, build_cdf_serial, clean
 
 __all__ = ["build_cdf", "build_cdf_serial", "draw_segments", "sample_cdf"]
+
+# Of a launch that does not say otherwise.
+_THREADS = 128
 
 
 @triton.jit
@@ -38,9 +40,13 @@ def _sample_kernel(
     STRATIFIED: tl.constexpr,
     DRAWS: tl.constexpr,
     FANOUT: tl.constexpr,
+    THREADS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """A FANOUT-ary search for each draw: DRAWS of them a program, a row of pivots each."""
-    first = claim_draws(offset_ptr, n, tl.num_programs(0))
+    after_previous(OVERLAP)
+    first = first_draw(offset_ptr, n, tl.num_programs(0))
+    count_draws(offset_ptr, n, tl.num_programs(0), THREADS)
     key = _seed(seed, seed_ptr, SEED_IN_MEMORY)
     total = tl.load(cdf_ptr + size - 1).to(tl.float64)
     lanes = tl.arange(0, FANOUT)
@@ -65,9 +71,18 @@ def _sample_kernel(
 
 @triton.jit(do_not_specialize=["seed", "size"])
 def _clock_kernel(
-    cdf_ptr, out_ptr, seed, seed_ptr, offset_ptr, size, SEED_IN_MEMORY: tl.constexpr, BLOCK: tl.constexpr
+    cdf_ptr,
+    out_ptr,
+    seed,
+    seed_ptr,
+    offset_ptr,
+    size,
+    SEED_IN_MEMORY: tl.constexpr,
+    BLOCK: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
-    first = claim_draws(offset_ptr, size, tl.num_programs(0))
+    first = first_draw(offset_ptr, size, tl.num_programs(0))
+    count_draws(offset_ptr, size, tl.num_programs(0), THREADS)
     key = _seed(seed, seed_ptr, SEED_IN_MEMORY)
     for block in range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
         i = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
@@ -114,12 +129,14 @@ def _draw_segments_kernel(
     COLS: tl.constexpr,
     DRAWS: tl.constexpr,
     WARPS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Each program adds up all weights by itself, which is cheaper than waiting for another, and makes a few draws.
 
     Sums are integers below 2^53, exact in float64 in any order, so every program has the same ones. A draw finds its
     row by the sums of rows, then its column. One program more than the draws need counts the invalid weights.
     """
+    after_previous(OVERLAP)
     offs = tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
     if tl.program_id(0) == tl.num_programs(0) - 1:
         raw = tl.load(weight_ptr + offs, mask=offs < count, other=0.0)
@@ -127,12 +144,12 @@ def _draw_segments_kernel(
         tl.store(bad_ptr, tl.sum(bad.to(tl.int32)).to(tl.int64))
         return
     w = _padded_weights(weight_ptr, offs, count, eps, MASKED)
-    first = read_draws(offset_ptr)
+    first = first_draw(offset_ptr, n, tl.num_programs(0) - 1)
     key = _seed(seed, seed_ptr, SEED_IN_MEMORY)
     beta = tl.load(beta_ptr)
     k = tl.program_id(0) * DRAWS + tl.arange(0, DRAWS).to(tl.int64)
     bits = random_bits(key, first + k)
-    ticket = arrive(offset_ptr, 32 * WARPS)
+    count_draws(offset_ptr, n, tl.num_programs(0) - 1, 32 * WARPS)
     # The largest weight is below 2^exponent and, if normal, at least half of it.
     exponent = tl.maximum(tl.max(w).to(tl.int32, bitcast=True) >> 23, 1) - 126
     scale = ((1023 + BITS - exponent).to(tl.int64) << 52).to(tl.float64, bitcast=True)
@@ -152,7 +169,6 @@ def _draw_segments_kernel(
     importance = tl.exp2(-beta * tl.log2(units / total.to(tl.float32)))
     tl.store(index_ptr + k, tl.where(total > 0, row * COLS + chosen, 0).to(tl.int64), mask=k < n)
     tl.store(importance_ptr + k, tl.where(total > 0, importance, 0.0), mask=k < n)
-    advance_draws(offset_ptr, first, ticket, n, tl.num_programs(0) - 1, 32 * WARPS)
 
 
 def sample_cdf(cdf: Tensor, n: int, seed: int | Tensor, offset: Tensor, stratified: bool, replacement: bool) -> Tensor:
@@ -163,7 +179,7 @@ def sample_cdf(cdf: Tensor, n: int, seed: int | Tensor, offset: Tensor, stratifi
     if not replacement:
         clocks = torch.empty(size, dtype=torch.float64, device=cdf.device)
         grid = (min(triton.cdiv(size, 1024), MAX_PROGRAMS),)
-        _clock_kernel[grid](cdf, clocks, *seeds, offset, size, SEED_IN_MEMORY=in_memory, BLOCK=1024)
+        _clock_kernel[grid](cdf, clocks, *seeds, offset, size, SEED_IN_MEMORY=in_memory, BLOCK=1024, THREADS=_THREADS)
         return reference.earliest(clocks, n)
     out = torch.empty(n, dtype=torch.int64, device=cdf.device)
     draws = 4
@@ -178,6 +194,8 @@ def sample_cdf(cdf: Tensor, n: int, seed: int | Tensor, offset: Tensor, stratifi
         STRATIFIED=stratified,
         DRAWS=draws,
         FANOUT=128,
+        THREADS=_THREADS,
+        **overlap(cdf.device),
     )
     return out
 
@@ -230,5 +248,6 @@ def draw_segments(
         DRAWS=draws,
         WARPS=warps,
         num_warps=warps,
+        **overlap(device),
     )
     return index, importance, bad
