@@ -10,6 +10,9 @@ if not HAS_CUDA:
     # Must be set before Triton is first imported: the GPU kernels' own source then runs on CPU tensors.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# JAX takes three quarters of a GPU as soon as it is first used, from other test processes too, unless told before.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 # Small tensors and two test processes on two cores: more threads would only wait for each other.
 torch.set_num_threads(1)
 
