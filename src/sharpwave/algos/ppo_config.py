@@ -82,7 +82,8 @@ class PPOConfig(TrainerConfig):
     encoder: Literal["linear", "mlp", "cnn"] = "linear"
     """From observation to the first layer: one matrix, two layers with ReLU, or convolutions."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the network computes in; weights are float32 always. auto: bfloat16 on a GPU, float32 on a CPU."""
+    """What the network computes in; weights are float32 always. auto: bfloat16 on a GPU, float32 on a CPU, where
+    bfloat16 has a third of the speed."""
     puffer_compat: bool = False
     """PufferLib's formulas where they differ: no advantage on a segment's last step, rewards clamped to 1, no reset of
     the state inside a segment, episodes' ends all terminal, beta's slope times alpha. For comparing runs."""
