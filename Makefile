@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 SEED   ?= 0
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: train plot test test-fast fuzz test-gpu bench-gpu docs check install install-dev clean
 

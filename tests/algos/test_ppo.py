@@ -361,7 +361,7 @@ class TestLearning:
                 env="sharpwave/CueRecall",
                 device="cpu",
                 env_kwargs=kwargs,
-                total_steps=200_000,
+                total_steps=200_000 if target == "cue" else 100_000,  # a cue that leaked would be learnt by half
                 minibatch=512,
                 layers=layers,
             )
@@ -389,8 +389,9 @@ class TestResume:
         assert fingerprint(train(resumed)) == fingerprint(straight)
 
     def test_same_seed_same_weights(self):
-        assert fingerprint(train(trainer())) == fingerprint(train(trainer()))
-        assert fingerprint(train(trainer())) != fingerprint(train(trainer(seed=1)))
+        first, again, other = (train(trainer(seed=seed, total_steps=128 * 12)) for seed in (0, 0, 1))
+        assert fingerprint(first) == fingerprint(again)
+        assert fingerprint(first) != fingerprint(other)
 
     def test_loading_does_not_alias(self):
         agent, other = trainer(), trainer(seed=1)

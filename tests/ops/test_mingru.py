@@ -200,7 +200,7 @@ def test_a_reset_is_a_fresh_start_even_from_nan(backend, device):
 
 
 @pytest.mark.parametrize("tiling", [(16, 4, 32, 2), (16, 2, 64, 2), (8, 2, 64, 2)])
-@pytest.mark.parametrize("t", [17, 32])
+@pytest.mark.parametrize("t", [17, pytest.param(32, marks=pytest.mark.gpu)])
 @backends("triton")
 def test_every_tiling_gives_the_serial_numbers(backend, device, tiling, t, monkeypatch):
     """States that are not finite included, which resets end in the middle of a tile."""
