@@ -4,7 +4,7 @@ BIN    := .venv/bin
 SEED   ?= 0
 PIP    := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train plot test test-fast fuzz test-gpu bench-gpu docs check install install-dev clean
+.PHONY: train plot test test-long test-fast fuzz test-gpu bench-gpu docs check install install-dev clean
 
 train: install  ## learn CartPole on the CPU and evaluate it
 	$(BIN)/sharpwave train ppo --env CartPole-v1 --device cpu --seed $(SEED)
@@ -12,11 +12,14 @@ train: install  ## learn CartPole on the CPU and evaluate it
 plot: install  ## draw the learning curves of everything in runs/
 	$(BIN)/sharpwave plot runs
 
-test: install-dev check  ## every test that needs no GPU
-	$(BIN)/python -m pytest --numprocesses 2
+test: install-dev check  ## every test that needs no GPU, but for the few longest
+	$(BIN)/python -m pytest --numprocesses 2 -m "not long"
+
+test-long: install-dev  ## the few longest
+	$(BIN)/python -m pytest --numprocesses 2 -m long
 
 test-fast: install-dev  ## the tests that take under ten seconds each
-	$(BIN)/python -m pytest --numprocesses 2 -m "not slow"
+	$(BIN)/python -m pytest --numprocesses 2 -m "not slow and not long"
 
 fuzz: install-dev  ## ten minutes of random operations on each kind of replay buffer
 	SHARPWAVE_FUZZ_SECONDS=600 $(BIN)/python -m pytest tests/replay/test_machine.py -k for_long --numprocesses 2

@@ -351,7 +351,12 @@ class TestLearning:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        "layers, target, low, high", [(2, "cue", 0.95, 1.0), (0, "cue", 0.22, 0.28), (2, "previous", 0.22, 0.28)]
+        "layers, target, low, high",
+        [
+            (2, "cue", 0.95, 1.0),
+            (0, "cue", 0.22, 0.28),
+            pytest.param(2, "previous", 0.22, 0.28, marks=pytest.mark.long),
+        ],
     )
     def test_memory_task(self, layers, target, low, high):
         """4 cues, delay 8: recurrence learns it; without it, or with the previous episode's cue, chance remains."""

@@ -146,7 +146,7 @@ def test_what_is_not_supported_says_so():
         buffer().update_priorities(torch.zeros(3))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_learns_cartpole_through_the_librarys_own_learn():
     env = make_vec_env("CartPole-v1", n_envs=4, seed=0)
     model = PrioritizedDQN(
