@@ -12,10 +12,10 @@ train: install  ## learn CartPole on the CPU and evaluate it
 plot: install  ## draw the learning curves of everything in runs/
 	$(BIN)/sharpwave plot runs
 
-test: install-dev check  ## every test that needs no GPU, but for the few longest
+test: install-dev check  ## every test that needs no GPU, but for the longest
 	$(BIN)/python -m pytest --numprocesses 2 -m "not long"
 
-test-long: install-dev  ## the few longest
+test-long: install-dev  ## the longest
 	$(BIN)/python -m pytest --numprocesses 2 -m long
 
 test-fast: install-dev  ## the tests that take under ten seconds each

@@ -349,13 +349,13 @@ class TestLearning:
         returns = evaluate(agent, Target(64), 256, seed=1)
         assert returns.mean() > -0.05  # doing nothing: -2/3
 
-    @pytest.mark.slow
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "layers, target, low, high",
         [
             (2, "cue", 0.95, 1.0),
             (0, "cue", 0.22, 0.28),
-            pytest.param(2, "previous", 0.22, 0.28, marks=pytest.mark.long),
+            (2, "previous", 0.22, 0.28),
         ],
     )
     def test_memory_task(self, layers, target, low, high):

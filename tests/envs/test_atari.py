@@ -58,6 +58,7 @@ def shares(n: int) -> np.ndarray:
 SHARES = shares(210), shares(160)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lives", [False, True], ids=["game over", "lost lives"])
 def test_every_transition_is_the_emulators(lives):
     """Three games at once over ends of each kind; the last frame of each observation may differ by its rounding."""

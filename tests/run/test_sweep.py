@@ -311,7 +311,7 @@ def test_the_front_is_what_no_trial_beats_in_both():
     assert front([]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_sweep(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "sharpwave", "sweep", *OPTIONS, "--trials", "1", "--hidden", "8"],
