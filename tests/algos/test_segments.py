@@ -33,7 +33,7 @@ def test_triton_launch_is_the_many(n, columns, dtype, skips, gen, monkeypatch):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     many, one = (segments(n, 4, columns, dtype, skips, device) for _ in range(2))
     begins = [torch.ones(n, dtype=torch.bool, device=device) for _ in range(2)]
-    monkeypatch.setattr("sharpwave.algos.segments._HAS_TRITON", False)
+    monkeypatch.setattr("sharpwave.algos.segments.installed", lambda _package: False)
     for t in (0, 1, 3):
         action = torch.randint(0, 9, (n, columns), generator=gen).to(device, dtype)
         logprob, reward, wide = (torch.randn(n, k, generator=gen).to(device) for k in (1, 1, 3))

@@ -1,10 +1,9 @@
 """What PPO's updates came to, gathered on the device and read once a log line."""
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
+from sharpwave.ops._backends import installed
 from sharpwave.ops.ppo_loss import STATS
 
 # Names in the order of STATS, then of the trainer's other numbers.
@@ -28,7 +27,7 @@ class UpdateMetrics:
         self._sums, self._faults, self._counters = self._totals.split([terms, terms, 2])
         self._bad_priorities = torch.zeros((), dtype=torch.int64, device=device)
         self._variance = torch.zeros(2, device=device)
-        self._triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        self._triton = device.type == "cuda" and installed("triton")
 
     def rollout(self, advantage: Tensor, value: Tensor) -> None:
         """Take in a rollout's advantages A and values V: 1 - var(A) / var(A + V) is the variance that V explains."""

@@ -1,6 +1,5 @@
 """What a rollout leaves behind, and what the updates compute from it alone."""
 
-import importlib.util
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,10 +10,9 @@ from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.envs.base import Discrete, Step, VectorEnv
 from sharpwave.nn import Policy
 from sharpwave.nn.actions import Sample
+from sharpwave.ops._backends import installed
 from sharpwave.ops.advantage import advantage_and_priority
 from sharpwave.ops.gather import gather_fields
-
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 @dataclass
@@ -79,7 +77,7 @@ class Segments:
         begins: (N,) bool, whether obs_t is the first of an episode; then set to whether obs_{t+1} is.
         """
         into = (self.action, self.logprob, self.value, self.reward, self.terminated, self.truncated, self.reset)
-        if _HAS_TRITON and self.value.is_cuda:
+        if self.value.is_cuda and installed("triton"):
             from sharpwave.algos._record_triton import record
 
             record(*sample, value, reward, step.terminated, step.truncated, step.valid, begins, into, self.valid, t)

@@ -1,6 +1,5 @@
 """Returns and lengths of finished episodes, gathered where the data is."""
 
-import importlib.util
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sharpwave.envs.base import Step
+from sharpwave.ops._backends import installed
 
 
 class EpisodeSummary(NamedTuple):
@@ -51,7 +51,7 @@ class EpisodeStats:
         self._lengths = torch.zeros(self.window + num_envs, device=device)
         self._aside = self.window + torch.arange(num_envs, device=device)
         self._ticket = torch.zeros((), dtype=torch.int64, device=device)
-        self._triton = self._return.is_cuda and importlib.util.find_spec("triton") is not None
+        self._triton = self._return.is_cuda and installed("triton")
 
     def update(self, step: Step) -> None:
         """Take in one step of the N environments."""

@@ -1,12 +1,11 @@
 """An environment of any width that costs next to nothing: for benchmarks of the trainer."""
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
 from sharpwave.envs.base import Discrete, Observation, Reset, Step
 from sharpwave.envs.tensor import TensorEnv
+from sharpwave.ops._backends import installed
 
 
 class Synthetic(TensorEnv):
@@ -54,7 +53,7 @@ class Synthetic(TensorEnv):
         self._row = self._keep("row", torch.zeros(num_envs, dtype=torch.int64))
         self._t = self._keep("t", torch.zeros(num_envs, dtype=torch.int64))
         self._drawn = torch.zeros_like(self._row)
-        self._triton = self.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        self._triton = self.device.type == "cuda" and installed("triton")
 
     def _begin(self) -> None:
         self._row.random_(0, self.rows, generator=self.generator)

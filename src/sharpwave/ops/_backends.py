@@ -60,14 +60,14 @@ def choose(op: str, device_type: str, backend: str = "auto") -> str:
         return backend
     if backend == "auto":
         fast = {"cpu": "cpu", "cuda": "triton"}.get(device_type)
-        usable = fast is not None and _has(op, fast) and (fast != "triton" or _installed("triton"))
+        usable = fast is not None and _has(op, fast) and (fast != "triton" or installed("triton"))
         return fast if usable and fast is not None else "reference"
     if not _has(op, backend):
         raise RuntimeError(f"{op} has no {backend} backend; use backend='auto' or 'reference'")
     if backend == "cpu" and device_type != "cpu":
         raise RuntimeError(f"backend='cpu' serves CPU tensors; {op} got tensors on {device_type}: use backend='auto'")
     if backend == "triton":
-        if not _installed("triton"):
+        if not installed("triton"):
             raise RuntimeError("backend='triton' needs Triton: pip install 'sharpwave[triton]'")
         if device_type != "cuda" and not (device_type == "cpu" and triton_interpreted()):
             raise RuntimeError(
@@ -91,5 +91,6 @@ def _has(op: str, backend: str) -> bool:
     return importlib.util.find_spec(f"sharpwave.ops.{op}.{backend}") is not None
 
 
-def _installed(package: str) -> bool:
+@functools.cache
+def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None

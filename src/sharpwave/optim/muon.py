@@ -4,7 +4,6 @@ torch.optim.Muon (2.9 to 2.13) repeats one coefficient triple, takes matrices on
 host and takes no vectors, so it cannot be captured with a schedule; hence this one.
 """
 
-import importlib.util
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from sharpwave.ops._backends import installed
 
 # (a, b, c) of each step: x -> a x + b x^3 + c x^5 on singular values. All five map [1e-2, 1] into [0.978, 1.032].
 NEWTON_SCHULZ = (
@@ -129,22 +130,18 @@ class Muon(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch.optim's. Raises ValueError for a setting out of range."""
+        group = self.defaults | param_group
+        lr = group["lr"]
+        if not torch.is_tensor(lr) and not 0 < lr < math.inf:
+            raise ValueError(f"lr must be > 0 and finite; got {lr}")
+        if torch.is_tensor(lr) and lr.ndim:
+            raise ValueError(f"lr must be a number or a 0-d tensor; got shape {tuple(lr.shape)}")
+        if not 0 <= group["momentum"] < 1:
+            raise ValueError(f"momentum must be in [0, 1); got {group['momentum']}")
+        if not group["max_grad_norm"] > 0:
+            raise ValueError(f"max_grad_norm must be > 0; got {group['max_grad_norm']}")
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            lr = group["lr"]
-            if not torch.is_tensor(lr) and not 0 < lr < math.inf:
-                raise ValueError(f"lr must be > 0 and finite; got {lr}")
-            if torch.is_tensor(lr) and lr.ndim:
-                raise ValueError(f"lr must be a number or a 0-d tensor; got shape {tuple(lr.shape)}")
-            if not 0 <= group["momentum"] < 1:
-                raise ValueError(f"momentum must be in [0, 1); got {group['momentum']}")
-            if not group["max_grad_norm"] > 0:
-                raise ValueError(f"max_grad_norm must be > 0; got {group['max_grad_norm']}")
-        except ValueError:
-            self.param_groups.pop()
-            raise
-        for p in group["params"]:
+        for p in self.param_groups[-1]["params"]:
             self.state[p]["momentum"] = torch.zeros_like(p, dtype=torch.float32)
 
     @torch.no_grad()
@@ -192,7 +189,7 @@ class Muon(torch.optim.Optimizer):
         """The Triton kernels' tables for these parameters, or None where PyTorch takes the step."""
         if not params or self._backend == "reference" or (self._backend == "auto" and not params[0].is_cuda):
             return None
-        if self._backend == "auto" and importlib.util.find_spec("triton") is None:
+        if self._backend == "auto" and not installed("triton"):
             return None
         from sharpwave.optim import _muon_triton
 
