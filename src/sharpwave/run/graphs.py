@@ -63,6 +63,9 @@ class Captured:
         capture = torch.cuda.graph(graph, stream=_capture_stream(self.device), capture_error_mode="thread_local")
         with _no_collection(), capture:
             self.fn()
+        # Its beginning filled generators' seeds and offsets on its own stream; the replay, which fills them again, may
+        # be on another one.
+        torch.cuda.current_stream(self.device).wait_stream(_capture_stream(self.device))
         graph.instantiate()
         return graph
 
