@@ -269,7 +269,9 @@ def test_opcheck():
         (lambda: sample_cdf(torch.ones(3), 1, torch.ones(2), start()), ValueError, "seed must be"),
         (lambda: draw_segments(torch.ones(3), 1, 0, start(), torch.ones(2)), ValueError, "beta must be"),
         (lambda: draw_segments(torch.ones(3), 1, 0, start(), torch.tensor(1.0), eps=-1), ValueError, "eps must be"),
-        (lambda: draw_segments(torch.ones(3), 1, 0, start(), torch.tensor(1.0), eps=1e39), ValueError, "eps must be"),
+        (lambda: draw_segments(torch.ones(3), 1, 0, start(), torch.tensor(1.0), eps=1e31), ValueError, "eps must be"),
+        (lambda: draw_segments(torch.ones(3), 1, "0", start(), torch.tensor(1.0)), TypeError, "seed must be an int"),
+        (lambda: sample_cdf(torch.ones(3), 1, 0.5, start()), TypeError, "seed must be an int"),
         *(
             (
                 lambda b=b: draw_segments(torch.ones(3), 1, 0, start(), torch.tensor(torch.nan), backend=b),
@@ -286,6 +288,27 @@ def test_opcheck():
 def test_errors_name_the_argument(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_out_may_be_the_weights_and_nothing_else_of_theirs():
+    w = torch.ones(9)
+    for out in (w[1:], w[1:].view(-1)):
+        with pytest.raises(ValueError, match="out shares memory with weights"):
+            build_cdf(w[:8], out)
+    assert build_cdf(w, w) is w and w.tolist() == list(range(1, 10))
+
+
+def test_the_largest_weights_and_eps_stay_finite():
+    w = torch.tensor([torch.finfo(torch.float32).max, 1.0])
+    index, importance, bad = draw_segments(w, 32, 0, start(), torch.tensor(1.0), eps=1e30)
+    assert index.tolist() == [0] * 32 and importance.isfinite().all() and bad == 0
+
+
+def test_forward_mode_is_refused():
+    with pytest.raises(RuntimeError, match="build_cdf has no forward-mode derivative"):
+        torch.func.jvp(build_cdf, (torch.rand(4),), (torch.rand(4),))
+    plain = torch.func.jvp(lambda w: build_cdf(w.detach()) * w, (torch.ones(2),), (torch.ones(2),))
+    assert plain[1].tolist() == [1, 2]
 
 
 def test_gradients_are_refused_and_not_lost():

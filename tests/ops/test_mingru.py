@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from sharpwave.ops import mingru
 from sharpwave.ops.mingru import mingru_layer, mingru_scan, mingru_step, parity, reference
 from tests.conftest import backends
 from tests.parity import assert_parity
@@ -429,9 +428,11 @@ def test_fast_is_close(backend, device):
 def test_opcheck(backend):
     combined, state, x, reset, *_ = inputs(2, 5, 3)
     leaves = [v.clone().requires_grad_() for v in (combined, state, x)]
-    torch.library.opcheck(mingru._scan_op, (*leaves, reset, True, "tiled", backend))
+    torch.library.opcheck(torch.ops.sharpwave.mingru_scan.default, (*leaves, reset, True, "tiled", backend))
     weight = torch.randn(9, 3).requires_grad_()
-    torch.library.opcheck(mingru._layer_op, (leaves[2], weight, leaves[1], reset, True, "tiled", backend))
+    torch.library.opcheck(
+        torch.ops.sharpwave.mingru_layer.default, (leaves[2], weight, leaves[1], reset, True, "tiled", backend)
+    )
 
 
 @pytest.mark.parametrize(
@@ -524,6 +525,9 @@ def test_step_errors():
         mingru_step(torch.zeros(2, 1, 12), torch.zeros(2, 4), torch.zeros(2, 1, 4))
     with pytest.raises(ValueError, match=r"combined must be \(2, 12\)"):
         mingru_step(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4))
+    x = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match="out_state shares memory with x"):
+        mingru_step(torch.zeros(2, 12), torch.zeros(2, 4), x, out_state=x)
 
 
 @KERNELS

@@ -1,10 +1,13 @@
 """FlatAdam: PyTorch's Adam after PyTorch's clipping, the steps that it skips, and parameters as views of one vector."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
 
+from sharpwave.optim import Muon
 from sharpwave.optim.adam import FlatAdam, flatten_parameters
 from tests.conftest import backends
 
@@ -96,3 +99,23 @@ def test_gradients_side_by_side(backend, device):
     parts = [torch.randn(n, device=device) for n in (1, 5000, 3, 2048, 2049)]
     assert torch.equal(collect(parts), torch.cat(parts))
     assert torch.equal(collect(parts[1:2]), parts[1])
+
+
+@pytest.mark.parametrize("make", [lambda p: FlatAdam(p, torch.tensor(0.1)), lambda p: Muon(p, torch.tensor(0.1))])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_goes_on_alone(make, duplicate):
+    net = torch.nn.Linear(3, 2)
+    pair = net, make(net.parameters())
+
+    def step(net, optimizer, x):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        return [p.detach().clone() for p in net.parameters()]
+
+    begin = step(*pair, torch.ones(4, 3))
+    twin = duplicate(pair)
+    moved = step(*twin, torch.eye(3))
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), begin, strict=True))
+    assert not torch.equal(moved[0], begin[0])
+    assert all(torch.equal(p, q) for p, q in zip(step(*pair, torch.eye(3)), moved, strict=True))

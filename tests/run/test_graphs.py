@@ -1,6 +1,5 @@
 """Functions captured as CUDA graphs."""
 
-
 import pytest
 import torch
 

@@ -43,6 +43,30 @@ def require_tensors(**values: object) -> None:
             )
 
 
+def require_apart(out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
+    """ValueError where `out` shares memory with an input, unless it is that very tensor: results would mix with it.
+
+    By the span from each one's first element to its last: views that interleave count as sharing.
+    """
+    if torch.compiler.is_compiling():
+        return
+    begin, end = _span(out)
+    for name, given in inputs.items():
+        if given is None or given.device != out.device:
+            continue
+        first, last = _span(given)
+        if first < end and begin < last and not (first == begin and given.stride() == out.stride()):
+            raise ValueError(f"out shares memory with {name}: give it memory of its own, torch.empty_like({name})")
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    begin = x.data_ptr()
+    if x.numel() == 0:
+        return begin, begin
+    reach = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return begin, begin + (reach + 1) * x.element_size()
+
+
 @functools.cache
 def choose(op: str, device_type: str, backend: str = "auto") -> str:
     """Name of the backend that serves `op` on a device type.

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 LIBRARY = torch.library.Library("sharpwave", "FRAGMENT")
@@ -23,7 +24,7 @@ def register(
         fake: returns empty tensors of the right shape, dtype and device.
         backward, setup_context: as `torch.library.register_autograd` takes them. It is differentiated once: doing so
             twice raises. Without it a functional op raises where its gradient is asked for; without either, autograd
-            would pass zeros on.
+            would pass zeros on. Forward-mode derivatives raise too, of every op, for the same reason.
     """
     name = schema.split("(", 1)[0]
     LIBRARY.define(schema)
@@ -34,7 +35,23 @@ def register(
     if backward is not None:
         backward = once_differentiable(backward)
         torch.library.register_autograd(f"sharpwave::{name}", backward, setup_context=setup_context, lib=LIBRARY)
-    return getattr(torch.ops.sharpwave, name).default
+    op = getattr(torch.ops.sharpwave, name).default
+
+    def call(*args, **kwargs):
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(name, (*args, *kwargs.values()))
+        return op(*args, **kwargs)
+
+    return call
+
+
+def _refuse_tangents(name: str, args: tuple) -> None:
+    for x in args:
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and forward_ad.unpack_dual(x).tangent is not None:
+            raise RuntimeError(
+                f"sharpwave::{name} has no forward-mode derivative (torch.func.jvp, jacfwd, forward_ad): take "
+                "torch.autograd.grad, or write it in PyTorch's own operations"
+            )
 
 
 def _no_gradient(name: str) -> Callable:

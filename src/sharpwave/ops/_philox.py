@@ -9,6 +9,8 @@ seed div 2^32); its first two words, w0 and w1, are the 64 random bits w0 2^32 +
 Source: Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3".
 """
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,12 @@ MASK32 = 0xFFFFFFFF
 
 
 def as_signed(seed: int) -> int:
-    """The seed's low 64 bits as the int64 that PyTorch and Triton take."""
-    return (int(seed) + 2**63) % 2**64 - 2**63
+    """The seed's low 64 bits as the int64 that PyTorch and Triton take. TypeError where it is no integer."""
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"seed must be an int, or a tensor where that is documented; got {seed!r}") from None
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:

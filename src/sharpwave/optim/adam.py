@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,14 +19,32 @@ def flatten_parameters(params: Iterable[Tensor]) -> Tensor:
     """
     params = list(params)
     flat = torch.cat([in_memory_order(p.data) for p in params])
+    _become_views(params, flat)
+    return flat
+
+
+def _become_views(params: list[Tensor], flat: Tensor) -> None:
     for p, part in zip(params, flat.split([p.numel() for p in params]), strict=True):
         p.data = part.as_strided(p.shape, p.stride())
-    return flat
 
 
 def in_memory_order(x: Tensor) -> Tensor:
     """The entries of a dense tensor as a vector, as they lie in memory."""
     return x.reshape(-1) if x.is_contiguous() else x.as_strided((x.numel(),), (1,))
+
+
+_OWN = (
+    "flat",
+    "eps",
+    "max_grad_norm",
+    "_exp_avg",
+    "_exp_avg_sq",
+    "_count",
+    "_report",
+    "grad_norm",
+    "first_bad",
+    "_always",
+)
 
 
 class FlatAdam(torch.optim.Optimizer):
@@ -61,6 +80,15 @@ class FlatAdam(torch.optim.Optimizer):
         sizes = [p.numel() for p in params]
         for p, m, v in zip(params, self._exp_avg.split(sizes), self._exp_avg_sq.split(sizes), strict=True):
             self.state[p] = {"exp_avg": m, "exp_avg_sq": v, "count": self._count}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: torch.optim's leave out what a subclass adds."""
+        return super().__getstate__() | {name: vars(self)[name] for name in _OWN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy's parameters have left the vector: they go back into the copy's."""
+        super().__setstate__(state)
+        _become_views([p for group in self.param_groups for p in group["params"]], self.flat)
 
     @torch.no_grad()
     def step(self, closure=None, *, keep: Tensor | None = None, grad: Tensor | None = None):

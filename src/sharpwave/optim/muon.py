@@ -62,6 +62,9 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     return x[..., : matrix.shape[-2], : matrix.shape[-1]].reshape(matrix.shape)
 
 
+_OWN = ("_dtype", "_vectors", "_copies", "_backend", "grad_norm", "skipped", "first_bad")
+
+
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum with orthogonalised matrix updates; vectors take the plain momentum step.
 
@@ -113,14 +116,14 @@ class Muon(torch.optim.Optimizer):
             raise ValueError(f"backend must be 'auto', 'reference' or 'triton'; got {backend!r}")
         super().__init__(params, dict(lr=lr, momentum=momentum, max_grad_norm=max_grad_norm))
         self._dtype = dtype
-        self._vectors = {id(p) for p in vectors}
+        self._vectors = set(vectors)
         for p, copy in (copies or {}).items():
             if p.ndim != 2 or copy.ndim != 2 or copy.shape[0] < p.shape[0] or copy.shape[1] < p.shape[1]:
                 raise ValueError(
                     f"a copy must be a matrix of at least its parameter's rows and columns, {tuple(p.shape)}; got "
                     f"{tuple(copy.shape)}"
                 )
-        self._copies = {id(p): copy for p, copy in (copies or {}).items()}
+        self._copies = dict(copies or {})
         self._backend = backend
         self._plans: dict[tuple[int, ...], Any] = {}
         device = next(p.device for group in self.param_groups for p in group["params"])
@@ -143,6 +146,11 @@ class Muon(torch.optim.Optimizer):
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
             self.state[p]["momentum"] = torch.zeros_like(p, dtype=torch.float32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: torch.optim's leave out what a subclass adds. Plans are of these very parameters."""
+        own = {name: vars(self)[name] for name in _OWN}
+        return super().__getstate__() | own | {"_plans": {}}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -181,8 +189,8 @@ class Muon(torch.optim.Optimizer):
                     keep = keep.isfinite()
                 self._step(group, params, keep)
                 for p in params:
-                    if id(p) in self._copies:
-                        self._copies[id(p)][: p.shape[0], : p.shape[1]].copy_(p)
+                    if p in self._copies:
+                        self._copies[p][: p.shape[0], : p.shape[1]].copy_(p)
         return loss
 
     def _plan(self, params: list[Tensor]) -> Any:
@@ -204,13 +212,13 @@ class Muon(torch.optim.Optimizer):
                 params,
                 [self.state[p]["momentum"] for p in params],
                 [self._orthogonal(p) for p in params],
-                [self._copies.get(id(p)) for p in params],
+                [self._copies.get(p) for p in params],
                 NEWTON_SCHULZ,
             )
         return plan
 
     def _orthogonal(self, p: Tensor) -> bool:
-        return p.ndim == 2 and id(p) not in self._vectors
+        return p.ndim == 2 and p not in self._vectors
 
     def _step(self, group: dict[str, Any], params: list[Tensor], keep: Tensor | None) -> None:
         """One flat vector for what is done entry by entry: a network has many small tensors, and each launch costs."""

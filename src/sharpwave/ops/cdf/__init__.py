@@ -68,7 +68,8 @@ def build_cdf(weights: Tensor, out: Tensor | None = None, *, backend: _backends.
     Args:
         weights: (n,) float32, 1 <= n < 2^31, finite, >= 0; their sum below the largest float32 (it saturates there).
             float64 on `reference`.
-        out: (n,), like `weights`, contiguous; written and returned. Allocated if None.
+        out: (n,), like `weights`, contiguous, `weights` itself or memory of its own; written and returned. Allocated if
+            None.
         backend: "auto" follows the device.
 
     Returns:
@@ -110,7 +111,7 @@ def sample_cdf(
         i_k = the first i with cdf_i > u_k cdf_{last}
 
     Args:
-        cdf: (m,) float32, as `build_cdf` returns it.
+        cdf: (m,) float32, as `build_cdf` returns it: not falling, which is not checked.
         n: how many, >= 1; at most m without replacement.
         seed: the stream's key, an int or a 0-d int64 tensor (on cdf's device, read when the kernel runs, so a replayed
             graph can be reseeded).
@@ -167,7 +168,7 @@ def draw_segments(
         seed, offset: the random stream, as in `sample_cdf`; offset advances by n.
         beta: 0-d float32 tensor on weight's device: a schedule changes it without a new capture. A NaN raises on a
             CPU; on a GPU, where that would have to wait, importance is then NaN.
-        eps: >= 0, added to every weight. All weights equal, or all 0 with eps > 0, is the uniform draw.
+        eps: in [0, 1e30], added to every weight. All weights equal, or all 0 with eps > 0, is the uniform draw.
 
     Returns:
         indices (n,) int64; importance (n,) float32; the number of invalid weights, 0-d int64. The draw is exact:
@@ -191,8 +192,8 @@ def draw_segments(
         raise TypeError(f"weight must be float32; got {weight.dtype}")
     if n < 1:
         raise ValueError(f"n must be at least 1; got {n}")
-    if not 0 <= eps <= torch.finfo(torch.float32).max:
-        raise ValueError(f"eps must be >= 0 and finite in float32; got {eps}")
+    if not 0 <= eps <= 1e30:  # which the largest float32 and this add up to the largest float32
+        raise ValueError(f"eps must be in [0, 1e30]; got {eps}")
     if beta.numel() != 1 or beta.dtype != torch.float32 or beta.device != weight.device:
         raise ValueError(
             f"beta must be a float32 tensor of one element on {weight.device}; got {tuple(beta.shape)} {beta.dtype} on "
@@ -239,5 +240,6 @@ def _checked_build(weights: Tensor, out: Tensor | None, serial: bool, backend: s
         )
     if not out.is_contiguous():
         raise ValueError(f"out must be contiguous; got strides {out.stride()}")
+    _backends.require_apart(out, weights=weights)
     _build_out_op(weights, out, serial, backend)
     return out

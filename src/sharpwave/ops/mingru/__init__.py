@@ -157,7 +157,7 @@ def mingru_scan(
     Computed in `state`'s dtype and rounded once, when written. Deterministic. Rows and channels do not meet: NaN in
     one stays there. On one backend a scan of T steps, two scans of its parts and T calls of `mingru_step` carry the
     same states, bit for bit in float32. First-order gradients only: differentiating
-    them raises. No forward-mode derivatives.
+    them raises, and so do forward-mode derivatives.
 
     Raises:
         ValueError: shapes disagree, T is 0, `backward` or `backend` is unknown.
@@ -219,7 +219,8 @@ def mingru_step(
 
     Args:
         combined: (B, 3H). state: (B, H). x: (B, H). reset: (B,) bool. Dtypes as `mingru_scan` takes them.
-        out_state: where next_state is written, contiguous, of `state`'s shape and dtype; `state` itself will do.
+        out_state: where next_state is written, contiguous, of `state`'s shape and dtype; `state` itself, or memory that
+            no argument uses.
         backend: as for `mingru_scan`.
 
     Returns:
@@ -239,6 +240,9 @@ def mingru_step(
                 f"out_state must be contiguous {state.dtype} of shape {tuple(state.shape)}; got {out_state.dtype}, "
                 f"{tuple(out_state.shape)}, strides {out_state.stride()}"
             )
+        # By their beginnings alone: more would cost as much as the step.
+        if not torch.compiler.is_compiling() and out_state.data_ptr() in (x.data_ptr(), combined.data_ptr()):
+            raise ValueError("out_state shares memory with x or combined: give it memory of its own, or state's")
     if needs_grad or torch.compiler.is_compiling():
         flags = None if reset is None else reset[:, None]
         out, last, _ = _scan_op(combined[:, None], state, x[:, None], flags, needs_grad, "tiled", backend)
