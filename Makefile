@@ -37,7 +37,7 @@ GPU_PYTHON ?= $(BIN)/python
 test-gpu:  ## the GPU tests, none skipped
 	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu --require-gpu -rs
 
-bench-gpu:  ## the tables of docs/benchmarks.md
+bench-gpu:  ## every table of benchmarks/, into benchmarks/results
 	PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m benchmarks
 
 install: .venv/.installed
