@@ -7,6 +7,7 @@ the segment tree is where torchrl's wheel on PyPI has it, on the host.
 
 import argparse
 import copy
+import inspect
 import json
 import statistics
 import time
@@ -45,10 +46,11 @@ def measure(images: bool, capacity: int, batch: int, device: str, updates: int, 
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictReplayBuffer
 
-    # Its wheels on PyPI have the tree for CPUs alone, and refuse a storage on a GPU unless the sampler is told so.
+    # Its wheels on PyPI have the tree for CPUs alone; newer ones must be told so where storage is a GPU's.
+    tree = {"device": "cpu"} if "device" in inspect.signature(PrioritizedSampler).parameters else {}
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(capacity, device=device),
-        sampler=PrioritizedSampler(capacity, alpha=0.6, beta=0.4, device="cpu"),
+        sampler=PrioritizedSampler(capacity, alpha=0.6, beta=0.4, **tree),
         batch_size=batch,
         priority_key="td_error",
     )

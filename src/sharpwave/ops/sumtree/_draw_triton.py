@@ -63,8 +63,8 @@ def children(nodes_ptr, first, FANOUT: tl.constexpr, DRAWS: tl.constexpr):
     """Digits (high, low) of the FANOUT nodes from `first` on: [DRAWS, 1], or a scalar if DRAWS is 0."""
     if DRAWS == 0:
         node_ptr = nodes_ptr + 2 * (first + tl.arange(0, FANOUT))
-        high = tl.load(node_ptr)
-        low = tl.load(node_ptr + 1)
+        high = tl.load(node_ptr, eviction_policy="evict_last")
+        low = tl.load(node_ptr + 1, eviction_policy="evict_last")
     else:
         # Both digits are one access of 16 bytes, which lays the children out along a warp; by two, Triton would lay the
         # draws along it, and every sum over children would go through shared memory.
@@ -113,7 +113,8 @@ def draw_leaves(
         index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT, AXIS)
         offset += level_size(capacity, LOG_FANOUT, LEVELS - above)
     lanes = tl.arange(0, FANOUT)
-    leaf = tl.load(leaves_ptr + (index << LOG_FANOUT) + (lanes if DRAWS == 0 else lanes[None, :]))
+    at = (index << LOG_FANOUT) + (lanes if DRAWS == 0 else lanes[None, :])
+    leaf = tl.load(leaves_ptr + at, eviction_policy="evict_last")
     high, low = digits(leaf)
     index, rest1, rest0 = _descend(index, rest1, rest0, high, low, LOG_FANOUT, AXIS)
     return index, _lane(leaf, (index & (FANOUT - 1)).to(tl.int32), AXIS), total1, total0

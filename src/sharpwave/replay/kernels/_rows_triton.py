@@ -36,7 +36,8 @@ def row_of(ptr, row, WORDS: tl.constexpr, SIZE: tl.constexpr):
 @triton.jit
 def _words(row_ptr, start, WORDS: tl.constexpr, BLOCK: tl.constexpr):
     offs = start + tl.arange(0, BLOCK)
-    return tl.load(row_ptr + offs, mask=offs < WORDS)
+    # Seldom read twice: the cache is for the tree.
+    return tl.load(row_ptr + offs, mask=offs < WORDS, eviction_policy="evict_first")
 
 
 @triton.jit
