@@ -184,11 +184,31 @@ def test_errors():
         MinGRU(16, 2, backward="quick")
     with pytest.raises(ValueError, match="backend must be one of"):
         MinGRU(16, 2, backend="quick")
+    for call in (net, lambda x: net.step(x[:, 0])):
+        with pytest.raises(ValueError, match=r"x must end in H = 16 channels; got shape"):
+            call(x[..., 1:])
+    for layers in (1, 3):
+        with torch.no_grad(), pytest.raises(ValueError, match=r"out_state must be \(layers, B, H\) = \(2, 3, 16\)"):
+            net.step(x[:, 0], state, out_state=torch.zeros(layers, 3, 16))
 
 
-def test_a_second_derivative_is_refused():
+def test_autocast_leaves_float64_and_meta_tensors_alone():
+    net, x, _, _ = make(dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = net(x.double())
+        assert y.dtype == state.dtype == torch.float64
+        assert net.step(x[:, 0].double(), state)[0].dtype == torch.float64
+    assert net.to("meta")(x.double().to("meta"))[0].shape == x.shape
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_second_derivative_is_refused(rounded):
+    """The gradient of a sum comes in as a constant; what goes out depends on the inputs all the same."""
     net, x, state, reset = make()
+    if rounded:
+        net.rounded = [weight.detach().bfloat16() for weight in net.weights]
     x.requires_grad_()
-    (grad,) = torch.autograd.grad(net(x, state, reset)[0].pow(3).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.pow(2).sum().backward()
+    y = net(x, state, reset)[0]
+    with pytest.raises(RuntimeError, match="first-order gradients only: leave create_graph=True out"):
+        torch.autograd.grad(y.sum(), x, create_graph=True, retain_graph=True)
+    torch.autograd.grad(y.sum(), x)

@@ -1,10 +1,13 @@
 """Linear layers whose GEMMs suit a GPU, whatever the widths."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from sharpwave.ops._library import first_order
 
 if TYPE_CHECKING:
     from sharpwave.run.graphs import Branch
@@ -16,6 +19,15 @@ def rounded_copy(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """(K, H) in `dtype`, padded with zeros until both are multiples of ALIGNMENT."""
     rows, cols = weight.shape
     return F.pad(weight.detach().to(dtype), (0, -cols % ALIGNMENT, 0, -rows % ALIGNMENT)).contiguous()
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """`tensors`, of one device, as `F.linear` takes them under the present autocast: float64 stays float64."""
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):  # asking for a meta tensor raises
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
 class AlignedLinear(nn.Linear):
@@ -33,8 +45,7 @@ class AlignedLinear(nn.Linear):
             y = _rounded_linear(x, self.weight, self.rounded, None)[..., : self.out_features]
             return y if self.bias is None else y + self.bias.to(y.dtype)
         if x.is_cuda and x.shape[-1] == self.in_features:
-            if torch.is_autocast_enabled("cuda"):
-                x = x.to(torch.get_autocast_dtype("cuda"))
+            (x,) = autocast(x)
             x = F.pad(x, (0, -self.in_features % ALIGNMENT))
         return F.linear(x, F.pad(self.weight, (0, x.shape[-1] - self.in_features)), self.bias)
 
@@ -77,6 +88,7 @@ class _RoundedLinear(torch.autograd.Function):
         return product(x, rounded.t(), out_dtype)
 
     @staticmethod
+    @partial(first_order, "a product with a rounded copy of its weight")
     def backward(ctx: Any, dy: Tensor):  # ty: ignore[incompatible-method-override]
         x, rounded = ctx.saved_tensors
         dy = dy.to(x.dtype)

@@ -1,14 +1,16 @@
 """The MinGRU network: a projection and a scan a layer."""
 
 import math
+from functools import partial
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sharpwave.nn.linear import weight_gradient
+from sharpwave.nn.linear import autocast, weight_gradient
 from sharpwave.ops._backends import BACKENDS, Backend
+from sharpwave.ops._library import first_order
 from sharpwave.ops.mingru import Backward, mingru_layer, mingru_step
 
 
@@ -18,7 +20,7 @@ class MinGRU(nn.Module):
     `forward` takes whole segments, `step` one time step; T steps give what one forward gives, to rounding. Each layer
     owns one weight (3H, H), rows in the order hidden, gate, proj, drawn from U(-1/sqrt(H), 1/sqrt(H)) as
     `torch.nn.Linear` draws it; no bias. Under autocast the projections run in its dtype, and the scan and its output
-    with them; the state stays float32. First-order gradients only.
+    with them; the state stays float32. Float64 it leaves alone. First-order gradients only: `create_graph=True` raises.
 
     Args:
         hidden: H, the width of input, state and output.
@@ -103,10 +105,7 @@ class MinGRU(nn.Module):
                 x, next_state = _RoundedLayer.apply(x, weight, rounded, layer_state, reset, self.backward, self.backend)
                 carried.append(next_state)
             return x, carried
-        weights = list(self.weights)
-        if torch.is_autocast_enabled(x.device.type):  # a custom op casts nothing by itself
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, weights = x.to(dtype), [weight.to(dtype) for weight in weights]
+        x, *weights = autocast(x, *self.weights)  # a custom op casts nothing by itself
         for weight, layer_state in zip(weights, states, strict=True):
             x, next_state = mingru_layer(x, weight, layer_state, reset, backward=self.backward, backend=self.backend)
             carried.append(next_state)
@@ -122,6 +121,10 @@ class MinGRU(nn.Module):
         states = self._states(state, x)
         if out_state is None and not torch.is_grad_enabled():
             out_state = states.new_empty(states.shape)
+        elif out_state is not None and out_state.shape != states.shape:
+            raise ValueError(
+                f"out_state must be (layers, B, H) = {tuple(states.shape)}; got shape {tuple(out_state.shape)}"
+            )
         written = [None] * self.layers if out_state is None else out_state
         carried = []
         for weight, layer_state, out in zip(self.rounded or self.weights, states, written, strict=True):
@@ -133,6 +136,8 @@ class MinGRU(nn.Module):
         return x, torch.stack(carried) if out_state is None else out_state
 
     def _states(self, state: Tensor | None, x: Tensor) -> Tensor:
+        if x.shape[-1:] != (self.hidden,):
+            raise ValueError(f"x must end in H = {self.hidden} channels; got shape {tuple(x.shape)}")
         if state is None:
             return self.initial_state(x.shape[0], x.device)
         if state.ndim != 3 or state.shape[0] != self.layers:
@@ -161,6 +166,7 @@ class _RoundedLayer(torch.autograd.Function):
         return out, next_state
 
     @staticmethod
+    @partial(first_order, "MinGRU")
     def backward(ctx: Any, dout, dnext_state):  # ty: ignore[incompatible-method-override]
         x, rounded, reset, checkpoints, combined = ctx.saved_tensors
         dout = torch.zeros_like(x) if dout is None else dout

@@ -156,8 +156,9 @@ def mingru_scan(
 
     Computed in `state`'s dtype and rounded once, when written. Deterministic. Rows and channels do not meet: NaN in
     one stays there. On one backend a scan of T steps, two scans of its parts and T calls of `mingru_step` carry the
-    same states, bit for bit in float32. First-order gradients only: differentiating
-    them raises, and so do forward-mode derivatives.
+    same states, bit for bit in float32. First-order gradients only: `create_graph=True` raises, and so do forward-mode
+    derivatives. `torch.func.grad` and `jacrev` refuse every op registered with `torch.library` ("must override the
+    setup_context"): take `torch.autograd.grad` instead.
 
     Raises:
         ValueError: shapes disagree, T is 0, `backward` or `backend` is unknown.
