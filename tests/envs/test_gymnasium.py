@@ -369,6 +369,30 @@ class TestFaults:
         env.reset(0)
         assert env.step(torch.zeros(1, dtype=torch.int64)).next_obs.isinf().any()
 
+    @pytest.mark.parametrize(
+        "place, value, words",
+        [
+            (1, np.ones((2, 1)), r"reward must be real numbers of shape \(2,\); got float64 of shape \(2, 1\)"),
+            (1, 1.0, r"reward must be .* got float64 of shape \(\)"),
+            (1, np.full(2, 1j), r"reward must be real numbers .* got complex128"),
+            (1, [None, 1.0], "reward must be real numbers .* got object"),
+            (2, np.zeros((2, 1), bool), r"terminated must be .* got bool of shape \(2, 1\)"),
+            (2, np.array([np.nan, 0]), r"terminated must be true or false, or 1 or 0; got \[nan +0"),
+            (3, False, r"truncated must be .* got bool of shape \(\)"),
+        ],
+    )
+    def test_rewards_and_ends_of_another_shape_or_kind(self, place, value, words):
+        class Odd(VectorWrapper):
+            def step(self, actions):
+                found = list(self.env.step(actions))
+                found[place] = value
+                return tuple(found)
+
+        env = GymnasiumVector(Odd(SyncVectorEnv([Walk] * 2)))
+        env.reset(0)
+        with pytest.raises(EnvFault, match=words):
+            env.step(torch.zeros(2, dtype=torch.int64))
+
     def test_a_fault_in_reset(self):
         class Broken(Walk):
             def reset(self, *, seed=None, options=None):

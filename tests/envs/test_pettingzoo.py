@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,6 +97,74 @@ def test_faults_are_named():
     env.step(stay)
     with pytest.raises(envs.EnvFault, match=r"environment 3 \(copy 1\) raised OSError: the simulator has gone away"):
         env.step(stay)
+
+
+def replaced(place, value):
+    """A change of what step returned for agent a: one entry of it, or the entry's key removed."""
+
+    def change(env, found):
+        if value is None:
+            del found[place]["a"]
+        else:
+            found[place]["a"] = value(found[place]["a"])
+
+    return change
+
+
+def forget(env, found):
+    env.agents.remove("a")
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (replaced(0, lambda o: o | {"observation": np.float32(7)}), r"got float32 of shape \(\)"),
+        (replaced(0, lambda o: o | {"observation": np.zeros(1, np.float32)}), r"got float32 of shape \(1,\)"),
+        (replaced(0, lambda o: o | {"observation": np.zeros(3, complex)}), r"must be float32 .*; got complex128"),
+        (replaced(0, lambda o: o | {"action_mask": True}), r"action_mask must be .* shape \(3,\); got bool of shape"),
+        (replaced(0, lambda o: o | {"action_mask": [1, 2, 0]}), "action_mask must be true or false"),
+        (replaced(0, None), r"no entry 'a'"),
+        (replaced(1, None), r"no entry 'a'"),
+        (replaced(1, lambda r: np.ones(1)), r"reward must be real numbers of shape \(\); got float64 of shape \(1,\)"),
+        (replaced(2, lambda e: float("nan")), "an end must be true or false"),
+        (forget, "left `agents` neither terminated nor truncated"),
+    ],
+)
+def test_what_cannot_be_read_is_a_fault_of_its_agent(change, words):
+    class Odd(Relay):
+        def step(self, actions):
+            found = super().step(actions)
+            change(self, found)
+            return found
+
+    env = PettingZooVector(Odd, 3)
+    env.reset(0)
+    env.copies[0].until = dict.fromkeys("abc", 5)
+    with pytest.raises(envs.EnvFault, match=r"environment 0 \(agent 'a' of copy 0\) .*" + words):
+        env.step(torch.zeros(3, dtype=torch.int64))
+
+
+def test_an_agent_that_is_kept_after_its_end_ends_once():
+    class Kept(Relay):
+        def step(self, actions):
+            present = self.agents
+            found = super().step(actions)
+            self.agents = present
+            return found
+
+    env = PettingZooVector(Kept, 3)
+    env.reset(0)
+    env.copies[0].until = {"a": 1, "b": 3, "c": 2}
+    steps = [env.step(torch.zeros(3, dtype=torch.int64)) for _ in range(4)]
+    assert [step.valid.tolist() for step in steps] == [
+        [True] * 3,
+        [False, True, True],
+        [False, True, False],
+        [True] * 3,
+    ]
+    ends = [(step.terminated | step.truncated).tolist() for step in steps[:3]]
+    assert ends == [[True, False, False], [False, False, True], [False, True, False]]
+    assert steps[1].obs[0].tolist() == [1, 1, 0], "it shows its last observation again"
 
 
 def test_without_pettingzoo(monkeypatch):

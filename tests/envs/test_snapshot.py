@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import deque
 from enum import Enum
-from functools import partial
+from functools import partial, wraps
 
 import gymnasium
 import numpy as np
@@ -46,6 +46,46 @@ def holding(box):
     return lambda: box.append(1)
 
 
+def marked(**attributes):
+    def function():
+        return function.n
+
+    vars(function).update(attributes)
+    return function
+
+
+def counting(deep=False):
+    n = 0
+
+    def count():
+        nonlocal n
+        n += 1
+        return n
+
+    def outer():
+        def inner():
+            nonlocal n
+            n += 1
+
+        inner()
+
+    return outer if deep else count
+
+
+def itself():
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    return fibonacci
+
+
+def nested(depth):
+    found = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 class Colour(Enum):
     RED = 1
     BLUE = 2
@@ -59,6 +99,13 @@ class Everything(Walk):
         self.legacy = np.random.RandomState(3)
         self.python = random.Random(4)
         self.children = np.random.default_rng(5)
+        self.bits = np.random.PCG64(np.random.SeedSequence(6))  # four generators on one, each of which moves all
+        self.streams = [
+            np.random.Generator(self.bits),
+            np.random.Generator(self.bits),
+            np.random.RandomState(self.bits),
+        ]
+        self.streams.append(np.random.Generator(np.random.SFC64(self.bits.seed_seq)))
         self.shared = self.alias = np.zeros(2)
         self.history = deque(maxlen=3)
         self.table = {(0, 1): [1.5], "x": {"y": float("-inf")}, 3: None}
@@ -81,7 +128,10 @@ class Everything(Walk):
         self.table[0, 1][0] += float(self.count)
         self.rows[0] += self.children.spawn(1)[0].random(3)
         self.colour = Colour.BLUE if self.python.random() < 0.5 else Colour.RED
-        seen = self.alias[0] + sum(self.history) + self.table[0, 1][0] + self.rows.sum() + 10 * self.colour.value
+        drawn = sum(stream.normal() for stream in (*self.streams, *self.streams[0].spawn(1), *self.streams[3].spawn(1)))
+        seen = (
+            drawn + self.alias[0] + sum(self.history) + self.table[0, 1][0] + self.rows.sum() + 10 * self.colour.value
+        )
         return np.array([seen, self.t, action], dtype=np.float32)
 
 
@@ -171,6 +221,10 @@ class TestInexact:
             ("default", lambda x=[]: x.append(1), "a builtins.list"),
             ("objects", np.array([object()]), "an array of dtype object"),
             ("module", json, "a builtins.module"),
+            ("attribute", marked(n=1), "a function with an attribute, n"),
+            ("counter", counting(), "a function that changes its n"),
+            ("nested", counting(deep=True), "a function that changes its n"),
+            ("deep", nested(2000), "nested too deeply"),
             ("sparse", np.arange(6.0).reshape(2, 3)[:, ::2], "a view with gaps"),
         ],
         ids=lambda x: x if isinstance(x, str) and " " not in x else "",
@@ -181,13 +235,14 @@ class TestInexact:
         assert env.exact_resume
         setattr(env.vector.envs[1], attribute, value)
         assert not env.exact_resume
-        assert f"SyncVectorEnv.envs[1].{attribute}" in env.inexact_because
+        assert attribute == "deep" or f"SyncVectorEnv.envs[1].{attribute}" in env.inexact_because
         assert why in env.inexact_because
 
     def test_functions_that_hold_nothing_are_no_state(self):
         env = vector_of(Walk)()
         env.reset(0)
-        for name, value in {"f": np.sin, "g": lambda x, y=2: x + y, "h": len, "k": int, "d": np.dtype("f4")}.items():
+        wrapped = wraps(vector_of)(lambda x, y=2: x + y)
+        for name, value in {"f": np.sin, "g": wrapped, "h": len, "k": int, "d": np.dtype("f4"), "r": itself()}.items():
             setattr(env.vector.envs[1], name, value)
         assert env.inexact_because is None
 
@@ -254,7 +309,7 @@ class TestMismatch:
         "node, why",
         [
             (["enum", "os", "system", "x"], "not an enumeration"),
-            (["generator", 0, "Generator", 1, 2], "unknown random generator"),
+            (["bits", 0, "Generator", 1, None], "unknown random generator"),
             (["scalar", "|O", "00"], "not plain data"),
             (["_init__", "x"], "unknown kind"),
             (["require", "x"], "unknown kind"),

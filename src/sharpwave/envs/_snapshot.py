@@ -7,6 +7,7 @@ refuse, and name it. `restore` puts the data into objects made afresh with the s
 from a file: no class is looked up by name but enumerations already imported, and no code of the file's choosing runs.
 """
 
+import dis
 import math
 import random
 import sys
@@ -44,7 +45,10 @@ def take(root: Any) -> tuple[Any, Tensor]:
         NotPlainError: naming the first thing that is not plain data.
     """
     writer = _Writer()
-    tree = writer.encode(root, type(root).__name__)
+    try:
+        tree = writer.encode(root, type(root).__name__)
+    except RecursionError:
+        raise NotPlainError(f"{type(root).__name__} holds data nested too deeply") from None
     outside = next((where for key, where in writer.referred.items() if key not in writer.seen), None)
     if outside is not None:
         raise NotPlainError(f"{outside} refers to an environment outside the wrappers")
@@ -85,6 +89,7 @@ class _Writer:
         self.alive: list[Any] = []  # so that no id is given out twice
         self.owners: dict[int, str] = {}  # id of the memory behind an array -> where it was met
         self.referred: dict[int, str] = {}
+        self.functions: dict[int, types.FunctionType] = {}  # those looked into: one may hold itself
 
     def number(self, value: Any) -> int:
         self.alive.append(value)
@@ -119,10 +124,16 @@ class _Writer:
         if type(value) is complex:
             return ["complex", self.encode(value.real, where), self.encode(value.imag, where)]
         if type(value) is np.random.Generator:
-            return ["generator", self.number(value), *self.bits(value.bit_generator, where)]
+            return ["generator", self.number(value), self.encode(value.bit_generator, where)]
         if type(value) is np.random.RandomState:
-            state = value.get_state(legacy=False)
-            return ["random_state", self.number(value), self.encode(state, where)]
+            bits, state = value._bit_generator, value.get_state(legacy=False)
+            return ["random_state", self.number(value), self.encode(bits, where), self.encode(state, where)]
+        if isinstance(value, np.random.BitGenerator):
+            return self.bits(value, where)
+        if type(value) is np.random.SeedSequence:
+            entropy = value.entropy if value.entropy is None or isinstance(value.entropy, int) else list(value.entropy)
+            parents = [entropy, list(value.spawn_key), value.pool_size, value.n_children_spawned]
+            return ["seeds", self.number(value), self.encode(parents, where)]
         if type(value) is random.Random:
             return ["random", self.number(value), self.encode(value.getstate(), where)]
         if isinstance(value, Enum):
@@ -156,13 +167,12 @@ class _Writer:
         flags = ["F" if fortran else "C", bool(value.flags.writeable)]
         return ["array", self.number(value), value.dtype.str, list(value.shape), *place, *flags]
 
-    def bits(self, bit_generator: np.random.BitGenerator, where: str) -> list[Any]:
-        name, seeds = type(bit_generator).__name__, bit_generator.seed_seq
-        if name not in BIT_GENERATORS or type(seeds) is not np.random.SeedSequence:
+    def bits(self, value: np.random.BitGenerator, where: str) -> Any:
+        name, seeds = type(value).__name__, value.seed_seq
+        # RandomState(seed) seeds its MT19937 by itself, and leaves no sequence.
+        if name not in BIT_GENERATORS or not (type(seeds) is np.random.SeedSequence or seeds is None):
             raise NotPlainError(f"{where} is a random generator of an unknown kind, {name}")
-        entropy = seeds.entropy if seeds.entropy is None or isinstance(seeds.entropy, int) else list(seeds.entropy)
-        parents = [entropy, list(seeds.spawn_key), seeds.pool_size, seeds.n_children_spawned]
-        return [name, self.encode(bit_generator.state, where), self.encode(parents, where)]
+        return ["bits", self.number(value), name, self.encode(value.state, where), self.encode(seeds, where)]
 
     def space(self, value: gymnasium.Space, where: str) -> Any:
         sources = [getattr(space, "_np_random", None) for space in _random_sources(value)]
@@ -180,7 +190,17 @@ class _Writer:
     def require_constant(self, value: Any, where: str) -> None:
         """Let through what cannot change: types, and functions that hold on to nothing that can."""
         if isinstance(value, types.FunctionType):
-            held = [cell.cell_contents for cell in value.__closure__ or ()]
+            if id(value) in self.functions:
+                return
+            self.functions[id(value)] = value
+            rebound = _rebound(value.__code__, value.__code__.co_freevars)
+            if rebound is not None:
+                raise NotPlainError(f"{where} is a function that changes its {rebound}")
+            attributes = dict(vars(value))
+            held = [attributes.pop("__wrapped__", None)]
+            if attributes:
+                raise NotPlainError(f"{where} is a function with an attribute, {next(iter(attributes))}")
+            held += [content for cell in value.__closure__ or () for content in _content(cell)]
             held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             for inner in held:
                 self.require_held(inner, where)
@@ -209,6 +229,22 @@ def _slots(kind: type) -> tuple[str, ...]:
     slots = vars(kind).get("__slots__", ())
     names = (slots,) if isinstance(slots, str) else tuple(slots)
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def _content(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # it is empty
+        return ()
+
+
+def _rebound(code: types.CodeType, names: tuple[str, ...]) -> str | None:
+    """The first of `names`, variables of an enclosing function, that `code` or a function within assigns to."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in names:
+            return step.argval
+    inner = (_rebound(part, names) for part in code.co_consts if isinstance(part, types.CodeType))
+    return next((name for name in inner if name is not None), None)
 
 
 _ABSENT = object()
@@ -283,21 +319,29 @@ class _Reader:
             raise MismatchError(f"{where}: dtype {text!r} is not plain data")
         return dtype
 
-    def _generator(self, _existing, where, number, name, state, parents):
+    def _generator(self, _existing, where, number, bits):
+        self.made[number] = result = np.random.Generator(self.decode(bits, None, where))
+        return result
+
+    def _random_state(self, _existing, where, number, bits, state):
+        self.made[number] = result = np.random.RandomState(self.decode(bits, None, where))
+        result.set_state(self.decode(state, None, where))
+        return result
+
+    def _bits(self, _existing, where, number, name, state, seeds):
         if name not in BIT_GENERATORS:
             raise MismatchError(f"{where}: unknown random generator {name!r}")
+        state, seeds = self.decode(state, None, where), self.decode(seeds, None, where)
+        made = np.random.RandomState(0)._bit_generator if seeds is None else getattr(np.random, name)(seeds)
+        made.state = state
+        self.made[number] = made
+        return made
+
+    def _seeds(self, _existing, where, number, parents):
         entropy, spawn_key, pool_size, n_children = self.decode(parents, None, where)
-        seeds = np.random.SeedSequence(
+        self.made[number] = result = np.random.SeedSequence(
             entropy, spawn_key=tuple(spawn_key), pool_size=pool_size, n_children_spawned=n_children
         )
-        bit_generator = getattr(np.random, name)(seeds)
-        bit_generator.state = self.decode(state, None, where)
-        self.made[number] = np.random.Generator(bit_generator)
-        return self.made[number]
-
-    def _random_state(self, _existing, where, number, state):
-        self.made[number] = result = np.random.RandomState()
-        result.set_state(self.decode(state, None, where))
         return result
 
     def _random(self, _existing, where, number, state):

@@ -39,6 +39,21 @@ def observation_of(space: spaces.Box) -> Observation:
     return Observation(tuple(space.shape), dtype)
 
 
+def returned(what: str, given: Any, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """What a step returned besides observations, as an array of its own: rewards, float32, or flags, bool.
+
+    Raises:
+        ValueError: another shape, no real numbers, or flags other than 0 and 1, NaN among them.
+    """
+    array = np.asarray(given)
+    kind = array.dtype.kind
+    if array.shape != shape or kind not in "biuf":
+        raise ValueError(f"{what} must be real numbers of shape {shape}; got {array.dtype} of shape {array.shape}")
+    if dtype is bool and kind != "b" and not ((array == 0) | (array == 1)).all():
+        raise ValueError(f"{what} must be true or false, or 1 or 0; got {given}")
+    return array.astype(dtype)
+
+
 def action_of(space: gymnasium.Space, masked: bool) -> tuple[Discrete | Continuous, ToGymnasium]:
     """The action space, and the function that turns a batch of its actions, NumPy, into a fresh batch of `space`'s.
 

@@ -133,7 +133,7 @@ class Step(NamedTuple):
 
 
 class EnvFault(RuntimeError):
-    """An environment raised or returned NaN or infinity.
+    """An environment raised, or returned NaN, infinity or what has another shape or kind than it says.
 
     Attributes:
         index: which of the N environments, or None where that cannot be told.

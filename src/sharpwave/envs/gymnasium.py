@@ -13,7 +13,7 @@ from gymnasium.vector.utils import iterate
 from torch import Tensor
 
 from sharpwave.envs import _snapshot
-from sharpwave.envs._spaces import action_of, flattening, observation_of
+from sharpwave.envs._spaces import action_of, flattening, observation_of, returned
 from sharpwave.envs._time_limit import time_limit
 from sharpwave.envs._transfer import Transfer
 from sharpwave.envs.base import Discrete, EnvFault, Reset, Step, VectorEnv
@@ -163,6 +163,7 @@ class GymnasiumVector(VectorEnv):
         super().__init__(name, vector.num_envs, device, observation_of(flat), action)
         self._transfer = Transfer(self.device)
         self._dtype = flat.dtype
+        self._rows = (self.num_envs,)
         self._shape = (self.num_envs, *self.observation.shape)
         self._mask_key = action_mask
         self._timeout = timeout
@@ -193,9 +194,9 @@ class GymnasiumVector(VectorEnv):
             batch = self._to_gymnasium(self._transfer.to_host(action))
             with time_limit(self._timeout):
                 obs, reward, terminated, truncated, info = self.vector.step(batch)
-            reward = np.array(reward, dtype=np.float32)
-            terminated = np.array(terminated, dtype=bool)
-            truncated = np.array(truncated, dtype=bool)
+            reward = returned("reward", reward, self._rows, np.float32)
+            terminated = returned("terminated", terminated, self._rows, bool)
+            truncated = returned("truncated", truncated, self._rows, bool)
             ended = terminated | truncated
             any_ended = bool(ended.any())
             next_obs = obs = self._observed(obs)

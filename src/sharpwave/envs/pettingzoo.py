@@ -1,7 +1,8 @@
 """PettingZoo's parallel environments, every agent an environment of one vector."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from sharpwave.envs._spaces import action_of, flattening, observation_of
+from sharpwave.envs._spaces import action_of, flattening, observation_of, returned
 from sharpwave.envs._transfer import Transfer
 from sharpwave.envs.base import Discrete, EnvFault, Reset, Step, VectorEnv
 from sharpwave.envs.extras import needs
@@ -59,7 +60,8 @@ class PettingZooVector(VectorEnv):
 
     Agents share one policy, so that their spaces must be equal; what tells them apart belongs into the observation. An
     agent's episode ends when the environment says so of that agent. From then until all agents of its copy are done and
-    the copy begins anew, its rows are not `valid`: they repeat its last observation and take no action.
+    the copy begins anew, its rows are not `valid`: they repeat its last observation, and what an environment that keeps
+    the agent returns for it is not read. An agent that leaves without an end is a fault.
 
     Spaces are read as `GymnasiumVector` reads them. An observation that is a Dict with the keys "observation" and
     "action_mask" gives the masks of discrete actions.
@@ -110,6 +112,7 @@ class PettingZooVector(VectorEnv):
         self._check = check_finite
         self._transfer = Transfer(self.device)
         self._obs = np.zeros((num_envs, *self.observation.shape), dtype=flat.dtype)
+        self._over = np.zeros(num_envs, dtype=bool)  # agents whose episode has ended before their copy's
         width = sum(ours.nvec) if isinstance(ours, Discrete) else 0
         self._mask = np.ones((num_envs, width), dtype=bool) if self._masked else None
 
@@ -120,23 +123,38 @@ class PettingZooVector(VectorEnv):
 
     def _step(self, action: Tensor) -> Step:
         actions = self._to_gymnasium(self._transfer.to_host(action))
-        n, count = self.num_envs, len(self.agents)
+        n = self.num_envs
+        over = []  # copies to begin anew
         reward = np.zeros(n, dtype=np.float32)
         terminated, truncated, valid = (np.zeros(n, dtype=bool) for _ in range(3))
         for m, env in enumerate(self.copies):
-            acting = {agent: m * count + i for i, agent in enumerate(self.agents) if agent in env.agents}
+            acting = self._present(m)
             try:
                 found = env.step({agent: actions[row] for agent, row in acting.items()})
             except Exception as error:
                 raise self._raised(error, m) from error
-            self._take(m, found[0])
-            for agent, row in acting.items():
+            present = self._present(m)
+            for agent, row in (acting | present).items():
+                if self._over[row]:
+                    continue
+                with self._reading(row):
+                    if agent in acting:
+                        earned, *ends = (part[agent] for part in found[1:4])
+                        reward[row] = returned("reward", earned, (), np.float32)
+                        terminated[row], truncated[row] = (returned("an end", end, (), bool) for end in ends)
+                    if agent in found[0] or not terminated[row]:  # nothing is read of what follows on a terminal state
+                        self._take(row, found[0][agent])
+                if agent not in acting:
+                    continue  # it joins, and acts from the next step on
                 valid[row] = True
-                reward[row], terminated[row], truncated[row] = (part[agent] for part in found[1:4])
+                self._over[row] = terminated[row] or truncated[row]
+                if agent not in present and not self._over[row]:
+                    raise self._odd(row, "left `agents` neither terminated nor truncated")
+            if all(self._over[row] for row in present.values()):
+                over.append(m)
         if self._check and not np.isfinite(reward).all():
             raise self._not_finite("reward", int(np.isfinite(reward).argmin()))
         next_obs = obs = self._obs.copy()
-        over = [m for m, env in enumerate(self.copies) if not env.agents]
         if over:
             for m in over:
                 self._begin_copy(m, None)
@@ -150,27 +168,55 @@ class PettingZooVector(VectorEnv):
             obs, _ = self.copies[copy].reset(seed=seed)
         except Exception as error:
             raise self._raised(error, copy) from error
-        self._take(copy, obs)
+        first = copy * len(self.agents)
+        self._over[first : first + len(self.agents)] = False
+        present = self._present(copy)
+        if not present:
+            raise self._odd(first, "and all others are missing from `agents` as an episode begins")
+        for agent, row in present.items():
+            with self._reading(row):
+                self._take(row, obs[agent])
 
-    def _take(self, copy: int, observations: dict[Any, Any]) -> None:
-        """Write the observations of one copy's agents into their rows."""
-        for i, agent in enumerate(self.agents):
-            if agent not in observations:
-                continue
-            row, given = copy * len(self.agents) + i, observations[agent]
-            if self._mask is not None:
-                self._mask[row] = given["action_mask"]
-                given = given["observation"]
-            self._obs[row] = given if self._flatten is None else self._flatten(given)
-            if self._check and self.observation.dtype.is_floating_point and not np.isfinite(self._obs[row]).all():
-                raise self._not_finite("observation", row)
+    def _present(self, copy: int) -> dict[Any, int]:
+        """The agents that a copy has now, and their rows."""
+        present = self.copies[copy].agents
+        return {agent: row for row, agent in enumerate(self.agents, copy * len(self.agents)) if agent in present}
+
+    def _take(self, row: int, given: Any) -> None:
+        """Write an agent's observation into its row."""
+        if self._mask is not None:
+            self._mask[row] = returned("action_mask", given["action_mask"], self._mask.shape[1:], bool)
+            given = given["observation"]
+        array = np.asarray(given if self._flatten is None else self._flatten(given))
+        if array.shape != self._obs.shape[1:] or not np.can_cast(array.dtype, self._obs.dtype, "same_kind"):
+            raise ValueError(
+                f"an observation must be {self._obs.dtype} of shape {self._obs.shape[1:]}, as the space says; got "
+                f"{array.dtype} of shape {array.shape}"
+            )
+        self._obs[row] = array
+        if self._check and self.observation.dtype.is_floating_point and not np.isfinite(array).all():
+            raise self._not_finite("observation", row)
+
+    @contextmanager
+    def _reading(self, row: int) -> Generator[None]:
+        """What is wrong with something returned for one agent is a fault of that agent."""
+        try:
+            yield
+        except EnvFault:
+            raise
+        except Exception as error:
+            reason = f"no entry {error}" if isinstance(error, KeyError) else error
+            raise self._odd(row, f"returned what cannot be read ({reason})") from error
 
     def _not_finite(self, what: str, row: int) -> EnvFault:
-        return EnvFault(self.name, row, self._count, f"({self._who(row)}) returned a NaN or infinite {what}")
+        return self._odd(row, f"returned a NaN or infinite {what}")
 
     def _raised(self, error: Exception, copy: int) -> EnvFault:
         row = copy * len(self.agents)
         return EnvFault(self.name, row, self._count, f"(copy {copy}) raised {type(error).__name__}: {error}")
+
+    def _odd(self, row: int, what: str) -> EnvFault:
+        return EnvFault(self.name, row, self._count, f"({self._who(row)}) {what}")
 
     def _who(self, row: int) -> str:
         copy, agent = divmod(row, len(self.agents))

@@ -89,7 +89,7 @@ class _RoundedLinear(torch.autograd.Function):
 
     @staticmethod
     @partial(first_order, "a product with a rounded copy of its weight")
-    def backward(ctx: Any, dy: Tensor):  # ty: ignore[incompatible-method-override]
+    def backward(ctx: Any, dy: Tensor):
         x, rounded = ctx.saved_tensors
         dy = dy.to(x.dtype)
         dweight = weight_gradient(ctx.weight, dy, x)

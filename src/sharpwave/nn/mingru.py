@@ -167,7 +167,7 @@ class _RoundedLayer(torch.autograd.Function):
 
     @staticmethod
     @partial(first_order, "MinGRU")
-    def backward(ctx: Any, dout, dnext_state):  # ty: ignore[incompatible-method-override]
+    def backward(ctx: Any, dout, dnext_state):
         x, rounded, reset, checkpoints, combined = ctx.saved_tensors
         dout = torch.zeros_like(x) if dout is None else dout
         dcombined, dstate, dx = torch.ops.sharpwave.mingru_scan_backward(
