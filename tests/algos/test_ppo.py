@@ -529,7 +529,7 @@ class TestParts:
 
     def test_puffer_compat_never_resets_inside_a_segment(self, monkeypatch):
         agent = trainer(CartPole(8, max_episode_steps=7), puffer_compat=True)
-        assert agent._reset_flag(0) is agent.begins and agent._reset_flag(1) is None
+        assert agent._reset_flag(0, agent.begins) is agent.begins and agent._reset_flag(1, agent.begins) is None
         agent._rollout()
         resets = []
         features = agent.policy.features

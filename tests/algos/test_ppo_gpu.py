@@ -9,6 +9,7 @@ from sharpwave.algos.ppo import PPO, PPOConfig
 from sharpwave.run.evaluate import evaluate
 from sharpwave.run.graphs import Captured
 from tests.algos.test_ppo import fingerprint, train
+from tests.algos.toys import in_turn
 
 pytestmark = pytest.mark.gpu
 
@@ -17,9 +18,10 @@ SMALL = dict(device="cuda", num_envs=64, horizon=16, minibatch=256, hidden=32, t
 
 def trainer(env="sharpwave/CartPole", captured=True, **changes):
     agent = PPO(PPOConfig(env=env, **(SMALL | changes)))
-    for run in vars(agent).values():
-        if isinstance(run, Captured):
-            run.enabled &= captured
+    for part in (agent, *agent.groups):
+        for run in vars(part).values():
+            if isinstance(run, Captured):
+                run.enabled &= captured
     return agent
 
 
@@ -32,15 +34,40 @@ def test_captured_equals_eager(env, dtype):
     assert fingerprint(captured) == fingerprint(train(trainer(env, captured=False, dtype=dtype)))
 
 
+HOST = dict(env="Acrobot-v1", env_kwargs=dict(max_episode_steps=7), num_envs=8, minibatch=32, total_steps=128 * 6)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("changes", [{}, {"puffer_compat": True}, {"normalize_obs": True, "normalize_reward": True}])
-def test_environments_on_the_host(changes):
+def test_environments_on_the_host(changes, groups):
     """Their step is in no graph, but the policy's is; and the value where an episode was cut off, inside a segment."""
-    settings = dict(env_kwargs=dict(max_episode_steps=7), num_envs=8, minibatch=32, total_steps=128 * 6) | changes
-    captured = train(trainer("Acrobot-v1", **settings))
-    assert captured._run_rollout.graph is None
-    assert captured._run_next_value.graph is not None
-    assert (captured._run_step.graph is None) == ("puffer_compat" in changes)
-    assert fingerprint(captured) == fingerprint(train(trainer("Acrobot-v1", captured=False, **settings)))
+    settings = HOST | dict(env_groups=groups) | changes
+    captured = train(trainer(**settings))
+    assert captured._run_rollout.graph is None and len(captured.groups) == groups
+    for group in captured.groups:
+        assert group.run_next_value.graph is not None
+        assert (group.run_act.graph is None) == ("puffer_compat" in changes)
+    assert fingerprint(captured) == fingerprint(train(trainer(captured=False, **settings)))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_groups_that_overlap_are_groups_in_turn(mode):
+    """While one group steps, the other's observations, policy and actions are on their way."""
+    kwargs = HOST["env_kwargs"] | dict(vectorization_mode=mode)
+    overlapped, turns = (trainer(**HOST | dict(env_groups=2, env_kwargs=kwargs)) for _ in range(2))
+    in_turn(turns.env)
+    assert fingerprint(train(overlapped)) == fingerprint(train(turns))
+    for agent in (overlapped, turns):
+        agent.close()
+
+
+def test_resume_of_groups_is_exact():
+    straight = train(trainer(**HOST, env_groups=2))
+    half, resumed = trainer(**HOST, env_groups=2), trainer(**HOST, env_groups=2)
+    for _ in range(3):
+        half.train_epoch()
+    resumed.load_state_dict(half.state_dict())
+    assert fingerprint(train(resumed)) == fingerprint(straight)
 
 
 def test_resume_is_exact():

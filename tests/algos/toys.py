@@ -103,3 +103,17 @@ class Target(TensorEnv):
         self._begin()
         ended = torch.ones(self.num_envs, dtype=torch.bool)
         return Step(self._observe().obs, reward, ended, torch.zeros_like(ended), next_obs)
+
+
+def in_turn(env):
+    """`env` with each group's step taken as a whole before anything else happens: nothing overlaps."""
+    for group in env.groups:
+        taken = []
+
+        def begin(action, group=group, taken=taken):
+            taken.append(group.step(action.clone()))
+            if action.is_cuda:
+                torch.cuda.synchronize()
+
+        group.step_async, group.step_wait = begin, taken.pop
+    return env

@@ -242,10 +242,11 @@ def test_trained_on_a_gpu():
     weights = []
     for captured in (True, False):
         agent = PPO(PPOConfig(env="gymnax/CartPole-v1", device="cuda", **settings))
-        for run in (agent._run_step, agent._run_next_value, agent._run_draw, agent._run_update, agent._run_last_update):
+        (group,) = agent.groups
+        for run in (group.run_act, group.run_next_value, agent._run_draw, agent._run_update, agent._run_last_update):
             run.enabled &= captured
         for _ in range(agent.num_epochs):
             agent.train_epoch()
-        assert (agent._run_step.graph is not None) is captured
+        assert (group.run_act.graph is not None) is captured
         weights.append([p.detach().clone() for p in agent.policy.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))

@@ -50,10 +50,10 @@ def test_none_and_what_is_given_twice(device, packed):
 
 
 @pytest.mark.parametrize("device, packed", places())
-def test_to_host(device, packed):
+def test_fetch(device, packed):
     transfer = Transfer(torch.device(device), packed)
     tensors = [torch.arange(6, device=device).view(2, 3), torch.full((40, 2), 0.5, device=device)]
-    found = [transfer.to_host(tensor) for tensor in tensors]
+    found = [transfer.fetch(tensor)() for tensor in tensors]
     for array, tensor in zip(found, tensors, strict=True):
         np.testing.assert_array_equal(array, tensor.cpu().numpy())
 

@@ -13,7 +13,8 @@ is a rollout of N environments for T steps and then updates, each on the segment
               g. clip, Muon
               h. write ratios and values of the drawn segments back
 
-Nothing in h and the next update's a to e waits for f's backward or g, so on a GPU they run beside these.
+Nothing in h and the next update's a to e waits for f's backward or g, so on a GPU they run beside these. Environments
+on the host may step in groups: while one group steps, the policy acts for another.
 """
 
 import dataclasses
@@ -26,13 +27,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from sharpwave.algos.env_group import EnvGroup
 from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.algos.ppo_metrics import UpdateMetrics, log_histogram
 from sharpwave.algos.segments import Segments, segment_advantage
 from sharpwave.envs.base import Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn import Policy, RewardNormalizer
-from sharpwave.nn.actions import Sample
 from sharpwave.ops.cdf import draw_segments
 from sharpwave.ops.ppo_loss import advantage_moments
 from sharpwave.ops.write_back import write_back
@@ -66,9 +67,11 @@ class PPO:
         self.dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
         self.rank = rank
         assert config.num_envs is not None and config.minibatch is not None
-        self.env = env or make_env(config, self.device)
+        self.env = env or make_env(config, self.device, config.env_groups)
         if self.env.num_envs != config.num_envs:
             raise UserError(f"the environment has {self.env.num_envs} copies, the configuration {config.num_envs}")
+        if len(self.env.groups) != config.env_groups:
+            raise UserError(f"the environment has {len(self.env.groups)} groups, the configuration {config.env_groups}")
         self.draws = config.minibatch // config.horizon
 
         with torch.random.fork_rng(devices=[]):
@@ -116,25 +119,19 @@ class PPO:
         self._run_update = Captured(self._update, self.device)
         self._run_last_update = Captured(partial(self._update, last=True), self.device)
         self._run_rollout = Captured(
-            self._rollout,
+            self._rollout if self.env.capturable else self._rollout_by_groups,
             self.device,
             [self.generator, *self.env.generators],
             enabled=self.env.capturable,
         )
-        # Where the environment cannot be in the graph, these are graphs of their own; compat resets at t = 0 only.
-        self._run_step = Captured(self._step, self.device, [self.generator], enabled=not config.puffer_compat)
-        self._run_next_value = Captured(self._next_value, self.device)
         self._faults: list[str] = []
         self._metrics = UpdateMetrics(self.device)
         self.state = self.policy.initial_state(config.num_envs)
         self.begins = torch.ones(config.num_envs, dtype=torch.bool, device=self.device)
-        self._reset: Tensor | None = self.begins
-        self._stepped: tuple[Tensor, Sample]
         start = self.env.reset(seeding.stream_seed(config.seed, rank, "env"))
         self.obs = start.obs.clone()
-        self.next_obs = self.obs[:0] if self.env.capturable else torch.zeros_like(self.obs)
-        self.next_value = torch.zeros(config.num_envs, device=self.device)
         self.mask = None if start.action_mask is None else start.action_mask.clone()
+        self.groups = [] if self.env.capturable else [EnvGroup(self, env) for env in self.env.groups]
         self._begin(start)
 
     def train_epoch(self) -> None:
@@ -157,6 +154,7 @@ class PPO:
 
     @torch.no_grad()
     def _rollout(self) -> None:
+        """That of environments which may be in its graph."""
         config, s = self.config, self.segments
         s.ratio.fill_(1)
         s.state.copy_(self.state)
@@ -165,40 +163,35 @@ class PPO:
             last = t == config.horizon - 1
             if s.mask is not None and self.mask is not None:
                 s.mask[:, t] = self.mask
-            if self.env.capturable:
-                out, sample = self._act(s.obs[:, t], self.state, self._reset_flag(t), self.mask, out_state=self.state)
-                value = out.value
-            else:
-                self._reset = self._reset_flag(t)
-                self._run_step()
-                value, sample = self._stepped
-
+            out, sample = self._act(
+                s.obs[:, t], self.state, self._reset_flag(t, self.begins), self.mask, out_state=self.state
+            )
             # In place, here as for the state and the flags: a graph goes on where the last replay stopped.
             step = self.env.step(
                 self.policy.actions.to_env(sample.action),
-                out=s.obs[:, t + 1] if self.env.capturable and not last else self.obs,
+                out=self.obs if last else s.obs[:, t + 1],
                 need_next_obs=last or self.env.may_truncate,
             )
-            if not (self.env.capturable or last):
-                s.obs[:, t + 1] = self.obs
-            reward = step.reward
-            if self.reward_normalizer is not None:
-                reward = self.reward_normalizer(reward, step.terminated | step.truncated)
-            s.record(t, sample, value, step, self._scale(reward), self.begins)
-            self._bootstrap(t, step)
+            s.record(t, sample, out.value, step, self._reward(step), self.begins)
+            if last or self.env.may_truncate:
+                self._next_value(step, self.state, s.next_value[:, t], last)
             self.episodes.update(step)
             if self.mask is not None and step.action_mask is not None:
                 self.mask.copy_(step.action_mask)
 
-    def _step(self) -> None:
-        """The policy's part of a rollout's step: from `obs` and `state` to `_stepped`."""
-        out, sample = self._act(self.obs, self.state, self._reset, self.mask, out_state=self.state)
-        self._stepped = out.value, sample
-
-    def _next_value(self) -> None:
-        """V(next_obs), after `_step` has read what came before it."""
-        with self._autocast():
-            self.next_value.copy_(self.policy.step(self.next_obs, self.state).value)
+    @torch.no_grad()
+    def _rollout_by_groups(self) -> None:
+        """That of environments which no graph can hold: while one group steps, the policy acts for the next."""
+        self.segments.ratio.fill_(1)
+        self.segments.state.copy_(self.state)
+        for group in self.groups:
+            group.send(0)
+        for t in range(self.config.horizon):
+            for group in self.groups:
+                step = group.receive(t)
+                if t + 1 < self.config.horizon:
+                    group.send(t + 1)
+                self.episodes.update(step, group.rows)
 
     def _first_draw(self) -> None:
         with torch.no_grad():
@@ -282,9 +275,16 @@ class PPO:
     def _autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
-    def _reset_flag(self, t: int) -> Tensor | None:
+    def _reset_flag(self, t: int, begins: Tensor) -> Tensor | None:
         """Where the recurrent state is zeroed before obs_t."""
-        return None if self.config.puffer_compat and t > 0 else self.begins
+        return None if self.config.puffer_compat and t > 0 else begins
+
+    def _reward(self, step: Step, rows: slice = slice(None)) -> Tensor:
+        """What a step of the environments at `rows` earned, as it is trained on."""
+        reward = step.reward
+        if self.reward_normalizer is not None:
+            reward = self.reward_normalizer(reward, step.terminated | step.truncated, rows)
+        return self._scale(reward)
 
     def _scale(self, reward: Tensor) -> Tensor:
         limit = 1.0 if self.config.puffer_compat else self.config.reward_clip
@@ -292,23 +292,18 @@ class PPO:
             reward = reward * self.config.reward_scale
         return reward if limit is None else reward.clamp(-limit, limit)
 
-    def _bootstrap(self, t: int, step: Step) -> None:
-        """Store V(next_obs_t) where `puff_advantage` will read it: at truncations, and at the last step."""
-        last, next_value = t == self.config.horizon - 1, self.segments.next_value[:, t]
-        if not last and (not self.env.may_truncate or self.env.any_truncated is False):
-            return
-        if not self.env.capturable and self.device.type != "cpu":
-            self.next_obs.copy_(step.next_obs)
-            self._run_next_value()
-            next_value.copy_(self.next_value)
-        elif last or self.device.type != "cpu":
+    def _next_value(self, step: Step, state: Tensor, out: Tensor, last: bool) -> None:
+        """V(next_obs) where `puff_advantage` will read it: at truncations, and everywhere at the last step."""
+        if last or self.device.type != "cpu":
             # On an accelerator all are computed: looking which are needed would wait for the device.
-            with self._autocast():
-                next_value.copy_(self.policy.step(step.next_obs, self.state).value)
+            out.copy_(self._value(step.next_obs, state))
         elif step.truncated.any():
             which = step.truncated.nonzero().squeeze(1)
-            with self._autocast():
-                next_value[which] = self.policy.step(step.next_obs[which], self.state[:, which]).value
+            out[which] = self._value(step.next_obs[which], state[:, which])
+
+    def _value(self, obs: Tensor, state: Tensor) -> Tensor:
+        with self._autocast():
+            return self.policy.step(obs, state).value
 
     def _set_schedules(self) -> None:
         config = self.config

@@ -25,6 +25,9 @@ class PPOConfig(TrainerConfig):
     """Environment steps of the whole run, over all environments, rounded down to whole epochs. At least one batch."""
     num_envs: int | None = None
     """N, environments stepped together. Default: 64; 4096 for environments that a GPU steps (PufferLib 4.0)."""
+    env_groups: int = 1
+    """G, groups that the environments step in. With 2, one group steps while the policy acts for the other, which pays
+    where both take long (double-buffered sampling, Petrenko et al. 2020). For environments that the host steps."""
     horizon: int = 64
     """T, steps of a segment: what the recurrent layers are trained through (PufferLib)."""
     minibatch: int | None = None
@@ -116,7 +119,7 @@ class PPOConfig(TrainerConfig):
         """Raise UserError, in one line that says what to do, where a value is out of range."""
         super().validate()
         require = self.require
-        for name in ("total_steps", "horizon", "hidden"):
+        for name in ("total_steps", "env_groups", "horizon", "hidden"):
             require(getattr(self, name) >= 1, name, "at least 1")
         for name in ("num_envs", "minibatch"):
             require(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
@@ -133,6 +136,12 @@ class PPOConfig(TrainerConfig):
         require(self.reward_clip is None or self.reward_clip > 0, "reward_clip", "above 0, or none")
         if self.num_envs is None or self.minibatch is None:
             return
+        if self.num_envs % self.env_groups:
+            near = self.num_envs // self.env_groups * self.env_groups
+            raise UserError(
+                f"--num-envs must be a multiple of --env-groups {self.env_groups}, for groups are of one size; got "
+                f"{self.num_envs}: use {f'{near} or ' if near else ''}{near + self.env_groups}"
+            )
         if self.minibatch % self.horizon:
             near = max(1, self.minibatch // self.horizon) * self.horizon
             raise UserError(

@@ -1,7 +1,7 @@
 """What a rollout leaves behind, and what the updates compute from it alone."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,6 +70,12 @@ class Segments:
             valid=new(dtype=torch.bool) if env.may_skip else None,
             mask=new(policy.actions.width, dtype=torch.bool) if masked else None,
         )
+
+    def rows(self, rows: slice) -> "Segments":
+        """Those of some environments, as views."""
+        own: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        cut: dict[str, Any] = {name: None if x is None else x[rows] for name, x in own.items()}
+        return Segments(**cut | {"state": self.state[:, rows]})
 
     def record(self, t: int, sample: Sample, value: Tensor, step: Step, reward: Tensor, begins: Tensor) -> None:
         """Store step t but for its observation and mask: the draw, V(obs_t), its end, and the `reward` to train on.

@@ -11,6 +11,7 @@ from sharpwave.envs.breakout import Breakout
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.envs.cue_recall import CueRecall
 from sharpwave.envs.extras import Family, families
+from sharpwave.envs.grouped import Grouped
 from sharpwave.envs.registry import make, names, register
 from sharpwave.envs.stats import EpisodeStats, EpisodeSummary
 from sharpwave.envs.synthetic import Synthetic
@@ -27,6 +28,7 @@ __all__ = [
     "EpisodeStats",
     "EpisodeSummary",
     "Family",
+    "Grouped",
     "Observation",
     "Reset",
     "Step",

@@ -1,7 +1,8 @@
 """Between environments that step on the host and a trainer's device."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,14 @@ class Transfer:
         found = {id(array): tensor for array, tensor in zip(distinct, tensors, strict=True)}
         return [None if array is None else found[id(array)] for array in arrays]
 
-    def to_host(self, tensor: Tensor) -> np.ndarray:
-        """The tensor's values, once the work that makes them is done."""
+    def fetch(self, tensor: Tensor) -> Callable[[], np.ndarray]:
+        """Begin to bring a tensor to the host. What is returned waits for the work that makes it, and has its values.
+
+        One tensor at a time, and none is written before it was waited for.
+        """
         if self._packed and tensor.device.type == "cuda":
             return self._back.receive(tensor)
-        return tensor.numpy(force=True)
+        return partial(tensor.numpy, force=True)
 
 
 class _Buffer:
@@ -71,12 +75,16 @@ class _Buffer:
             for start, array in zip(starts, arrays, strict=False)
         ]
 
-    def receive(self, tensor: Tensor) -> np.ndarray:
+    def receive(self, tensor: Tensor) -> Callable[[], np.ndarray]:
         room = self._reserve(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
         room.copy_(tensor, non_blocking=True)
         self._note()
-        self._wait()
-        return room.numpy().copy()  # environments may keep an action, and the buffer is used again
+
+        def values() -> np.ndarray:
+            self._wait()
+            return room.numpy().copy()  # environments may keep an action, and the buffer is used again
+
+        return values
 
     def _reserve(self, size: int) -> Tensor:
         self._wait()

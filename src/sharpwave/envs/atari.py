@@ -78,6 +78,7 @@ class AtariEpisodes(VectorWrapper):
     """
 
     takes_seeds = True
+    steps_beside = True
 
     def __init__(self, env: VectorEnv):
         super().__init__(env)
@@ -91,7 +92,16 @@ class AtariEpisodes(VectorWrapper):
 
     def step(self, actions: Any):
         """One step, as `ale_py.AtariVectorEnv.step` under SAME_STEP but for the final observations."""
-        obs, reward, terminated, truncated, info = self.env.step(actions)
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Let ale-py's threads begin a step."""
+        self.env.send(actions)  # ty: ignore[missing-attribute]
+
+    def step_wait(self):
+        """What the step has returned."""
+        obs, reward, terminated, truncated, info = self.env.recv()  # ty: ignore[missing-attribute]
         if "final_obs" in info:
             # A new game has as many lives as any: fewer than before means that the old one goes on.
             goes_on = info["lives"] < self._lives

@@ -151,7 +151,8 @@ class VectorEnv(ABC):
     """N environments of one kind, stepped together.
 
     A subclass sets the attributes by `super().__init__` and writes `_reset`, `_step`, and, where its episodes can be
-    saved, `inexact_because`, `_state` and `_load`; the public methods check what they are given and call these.
+    saved, `inexact_because`, `_state` and `_load`; the public methods check what they are given and call these. One
+    that can step beside its caller also writes `_step_async` and `_step_wait`.
 
     Attributes:
         name: what `sharpwave.envs.make` takes, for messages and logs.
@@ -163,6 +164,7 @@ class VectorEnv(ABC):
         may_truncate: `Step.truncated` can be true; false saves a trainer the value of `next_obs`.
         any_truncated: whether the last step cut an episode off, where the host knows without waiting for the device;
             None where it does not.
+        first_index: the number of its first environment: not 0 where it is a group of a larger vector.
         generators: what `step` draws from, to be registered with a CUDA graph that captures it.
     """
 
@@ -170,6 +172,7 @@ class VectorEnv(ABC):
     may_skip: bool = False
     may_truncate: bool = True
     any_truncated: bool | None = None
+    first_index: int = 0
     generators: tuple[torch.Generator, ...] = ()
 
     def __init__(
@@ -190,6 +193,7 @@ class VectorEnv(ABC):
         self._action_shape = torch.Size((num_envs, *action.shape))
         self._is_closed = False
         self._is_ready = False
+        self._is_stepping = False
         self._seed = 0
         self._count = 0  # calls of step since reset
 
@@ -204,7 +208,7 @@ class VectorEnv(ABC):
             RuntimeError: the environment was closed.
             EnvFault: an environment failed.
         """
-        self._require_open()
+        self._require_settled("reset")
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63); got {seed}")
         self._seed, self._count = seed, 0
@@ -228,14 +232,7 @@ class VectorEnv(ABC):
             RuntimeError: before `reset`, or after `close`.
             EnvFault: an environment failed.
         """
-        if self._is_closed or not self._is_ready:
-            self._require_ready("step")
-        if action.shape != self._action_shape:
-            raise ValueError(
-                f"action must have shape {tuple(self._action_shape)} for {self.action}; got {tuple(action.shape)}"
-            )
-        if action.dtype != self.action.dtype:
-            raise TypeError(f"action must be {self.action.dtype} for {self.action}; got {action.dtype}")
+        self._check_action(action, "step")
         if out is not None:
             shape = (self.num_envs, *self.observation.shape)
             if out.shape != shape:
@@ -244,6 +241,38 @@ class VectorEnv(ABC):
                 raise TypeError(f"out must be {self.observation.dtype}; got {out.dtype}")
         self._count += 1
         return self._step(action) if out is None else self._step_into(action, out, need_next_obs)
+
+    def step_async(self, action: Tensor) -> None:
+        """Begin a step that `step_wait` ends: the same step as `step` takes, in two halves.
+
+        In between, environments with processes or threads of their own step, while the caller does something else;
+        with others the action is on its way from a GPU to the host. Nothing but `step_wait` and `close` may be called
+        until then, and `action` not be written.
+
+        Args and errors: as `step`.
+        """
+        self._check_action(action, "step_async")
+        self._count += 1
+        self._is_stepping = True
+        self._step_async(action)
+
+    def step_wait(self) -> Step:
+        """What the step that `step_async` began has returned. Waits for it.
+
+        Raises:
+            RuntimeError: no step was begun, or the environment was closed.
+            EnvFault: an environment failed.
+        """
+        self._require_open()
+        if not self._is_stepping:
+            raise RuntimeError(f"{self.name}: step_wait before step_async: no step has begun")
+        self._is_stepping = False
+        return self._step_wait()
+
+    @property
+    def groups(self) -> tuple["VectorEnv", ...]:
+        """The vectors that may step by turns: those a `sharpwave.envs.Grouped` is made of, else this one alone."""
+        return (self,)
 
     @property
     def inexact_because(self) -> str | None:
@@ -274,14 +303,15 @@ class VectorEnv(ABC):
         `continued`; elsewhere new episodes begin, from a seed that follows from the saved one. Tensors are copied.
 
         Raises:
-            ValueError: the state is another environment's, or of another `num_envs`.
+            ValueError: the state is another environment's, or of another `num_envs` or number of groups.
             RuntimeError: after `close`.
         """
-        self._require_open()
-        for key, value in {"name": self.name, "num_envs": self.num_envs}.items():
-            if state.get(key) != value:
+        self._require_settled("load_state_dict")
+        for key, value in {"name": self.name, "num_envs": self.num_envs, "groups": len(self.groups)}.items():
+            saved = state.get(key, 1 if key == "groups" else None)
+            if saved != value:
                 raise ValueError(
-                    f"the state's {key} is {state.get(key)!r}, this environment's is {value!r}: make the environment "
+                    f"the state's {key} is {saved!r}, this environment's is {value!r}: make the environment "
                     "that it was saved from"
                 )
         self._seed, self._count = state["seed"], state["count"]
@@ -300,6 +330,13 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def _step(self, action: Tensor) -> Step: ...
+
+    def _step_async(self, action: Tensor) -> None:
+        """The first half of `_step`. Overridden only where it leaves something to run beside the caller."""
+        self._action = action
+
+    def _step_wait(self) -> Step:
+        return self._step(self._action)
 
     def _step_into(self, action: Tensor, out: Tensor, need_next_obs: bool) -> Step:
         """`_step` with the observation in `out`; for environments that can write there what they compute."""
@@ -321,12 +358,31 @@ class VectorEnv(ABC):
     def _close(self) -> None:
         return
 
+    def _fault(self, index: int | None, what: str) -> EnvFault:
+        """The error to raise where environment `index` of this vector, or one that cannot be told, did `what`."""
+        return EnvFault(self.name, None if index is None else self.first_index + index, self._count, what)
+
+    def _check_action(self, action: Tensor, what: str) -> None:
+        if self._is_closed or not self._is_ready or self._is_stepping:
+            self._require_ready(what)
+        if action.shape != self._action_shape:
+            raise ValueError(
+                f"action must have shape {tuple(self._action_shape)} for {self.action}; got {tuple(action.shape)}"
+            )
+        if action.dtype != self.action.dtype:
+            raise TypeError(f"action must be {self.action.dtype} for {self.action}; got {action.dtype}")
+
     def _require_open(self) -> None:
         if self._is_closed:
             raise RuntimeError(f"{self.name} is closed: make a new one with sharpwave.envs.make")
 
-    def _require_ready(self, what: str) -> None:
+    def _require_settled(self, what: str) -> None:
         self._require_open()
+        if self._is_stepping:
+            raise RuntimeError(f"{self.name}: {what} while a step has begun: call step_wait first")
+
+    def _require_ready(self, what: str) -> None:
+        self._require_settled(what)
         if not self._is_ready:
             raise RuntimeError(f"{self.name}: {what} before reset: call reset(seed) first")
 

@@ -85,8 +85,18 @@ class EnvPoolVector(VectorEnv):
         return Reset(*self._transfer.to_device(self._observed(obs)))
 
     def _step(self, action: Tensor) -> Step:
+        self._step_async(action)
+        return self._step_wait()
+
+    def _step_async(self, action: Tensor) -> None:
         try:
-            obs, reward, terminated, truncated, _ = self.pool.step(self._to_gymnasium(self._transfer.to_host(action)))
+            self.pool.send(self._to_gymnasium(self._transfer.fetch(action)()))
+        except Exception as error:
+            raise self._raised(error) from error
+
+    def _step_wait(self) -> Step:
+        try:
+            obs, reward, terminated, truncated, _ = self.pool.recv()
             final = obs = self._observed(obs)
             ended = np.flatnonzero(terminated | truncated)
             if len(ended):
@@ -96,11 +106,9 @@ class EnvPoolVector(VectorEnv):
         except EnvFault:
             raise
         except Exception as error:
-            raise EnvFault(self.name, None, self._count, f"raised {type(error).__name__}: {error}") from error
+            raise self._raised(error) from error
         if self._check and not np.isfinite(reward).all():
-            raise EnvFault(
-                self.name, int(np.isfinite(reward).argmin()), self._count, "returned a NaN or infinite reward"
-            )
+            raise self._fault(int(np.isfinite(reward).argmin()), "returned a NaN or infinite reward")
         self.any_truncated = bool(np.any(truncated))
         flags = (np.array(x, dtype=bool) for x in (terminated, truncated))
         return Step(*self._transfer.to_device(obs, np.array(reward, dtype=np.float32), *flags, final))
@@ -113,8 +121,11 @@ class EnvPoolVector(VectorEnv):
         array = np.array(obs)
         if self._check and array.dtype.kind == "f" and not np.isfinite(array).all():
             index = int(np.isfinite(array).reshape(len(array), -1).all(1).argmin())
-            raise EnvFault(self.name, index, self._count, "returned a NaN or infinite observation")
+            raise self._fault(index, "returned a NaN or infinite observation")
         return array
+
+    def _raised(self, error: Exception) -> EnvFault:
+        return self._fault(None, f"raised {type(error).__name__}: {error}")
 
     def _close(self) -> None:
         if self.pool is not None:

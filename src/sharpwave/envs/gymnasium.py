@@ -118,6 +118,10 @@ class GymnasiumVector(VectorEnv):
     Seeds: environment i of `SyncVectorEnv` and `AsyncVectorEnv` gets `environment_seeds(seed, N)[i]`; other vector
     environments get one seed for all. The same seed gives the same episodes, as far as the environments themselves do.
 
+    Between `step_async` and `step_wait` the processes of an `AsyncVectorEnv` step, and those of a vector environment
+    whose class says `steps_beside` and has these two methods itself. Others step within `step_wait`, and so does an
+    `AsyncVectorEnv` in a vector wrapper, whose methods would be passed over.
+
     Exact resume: environments are saved as plain data (numbers, strings, arrays, containers of them, and random
     generators) found in the attributes of the vector environment, the environments in it and their wrappers. Where
     anything else there might carry state, `exact_resume` is False, `inexact_because` says what, and loading begins new
@@ -155,6 +159,7 @@ class GymnasiumVector(VectorEnv):
         # Whether the arrays a step returns are its own and not written again, so that tensors may share them.
         self._fresh = vector is base and (base.copy if is_standard else type(base) is CartPoleVectorEnv)
         self._takes_seeds = getattr(vector, "takes_seeds", is_standard)
+        self._steps_beside = getattr(type(vector), "steps_beside", type(vector).step is AsyncVectorEnv.step)
 
         self.vector = vector
         name = name or (vector.spec.id if vector.spec is not None else str(vector))
@@ -190,10 +195,29 @@ class GymnasiumVector(VectorEnv):
         return self._now
 
     def _step(self, action: Tensor) -> Step:
+        self._step_async(action)
+        return self._step_wait()
+
+    def _step_async(self, action: Tensor) -> None:
+        self._fetched = self._transfer.fetch(action)
+        if not self._steps_beside:
+            return
         try:
-            batch = self._to_gymnasium(self._transfer.to_host(action))
+            batch = self._to_gymnasium(self._fetched())
             with time_limit(self._timeout):
-                obs, reward, terminated, truncated, info = self.vector.step(batch)
+                self.vector.step_async(batch)  # ty: ignore[missing-attribute]
+        except Exception as error:
+            raise self._raised(error) from error
+
+    def _step_wait(self) -> Step:
+        try:
+            if self._steps_beside:
+                with time_limit(self._timeout):
+                    obs, reward, terminated, truncated, info = self.vector.step_wait()  # ty: ignore[missing-attribute]
+            else:
+                batch = self._to_gymnasium(self._fetched())
+                with time_limit(self._timeout):
+                    obs, reward, terminated, truncated, info = self.vector.step(batch)
             reward = returned("reward", reward, self._rows, np.float32)
             terminated = returned("terminated", terminated, self._rows, bool)
             truncated = returned("truncated", truncated, self._rows, bool)
@@ -273,7 +297,7 @@ class GymnasiumVector(VectorEnv):
         finite = np.isfinite(array)
         if not finite.all():
             index = int(finite.reshape(self.num_envs, -1).all(1).argmin())
-            raise EnvFault(self.name, index, self._count, f"returned a NaN or infinite {what}")
+            raise self._fault(index, f"returned a NaN or infinite {what}")
 
     def _raised(self, error: Exception) -> EnvFault:
         base = self.vector.unwrapped
@@ -293,7 +317,7 @@ class GymnasiumVector(VectorEnv):
                 running = frame.tb_frame.f_locals.get("self")
                 index = next((i for i, env in enumerate(base.envs) if env is running), None)
                 frame = frame.tb_next
-        return EnvFault(self.name, index, self._count, f"raised {type(error).__name__}: {error}")
+        return self._fault(index, f"raised {type(error).__name__}: {error}")
 
     @property
     def inexact_because(self) -> str | None:
@@ -338,6 +362,12 @@ class GymnasiumVector(VectorEnv):
         return self._now
 
     def _close(self) -> None:
+        if self._is_stepping and self._steps_beside:
+            try:
+                with time_limit(self._timeout):
+                    self.vector.step_wait()  # ty: ignore[missing-attribute]
+            except Exception as error:
+                self._raised(error)  # notes which of them hang
         if self._hung:
             self.vector.close(terminate=True)
         else:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharpwave.envs.base import Continuous, Discrete, EnvFault, Observation, Reset, Step, VectorEnv
+from sharpwave.envs.base import Continuous, Discrete, Observation, Reset, Step, VectorEnv
 from sharpwave.envs.extras import needs
 
 # JAX takes three quarters of a GPU's memory when it is first used, and would leave too little for PyTorch.
@@ -181,7 +181,7 @@ class JaxVector(VectorEnv):
         final, reward, terminated, truncated, finite = out
         if self._check and not bool(finite.all()):
             index = int(np.argmin(np.asarray(finite)))
-            raise EnvFault(self.name, index, self._count, "returned a NaN or infinite reward or observation")
+            raise self._fault(index, "returned a NaN or infinite reward or observation")
         final, reward, terminated, truncated = map(torch.from_dlpack, (final, reward, terminated, truncated))
         return Step(self._shown(), reward, terminated, truncated, final)
 

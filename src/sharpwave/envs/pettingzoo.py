@@ -122,7 +122,14 @@ class PettingZooVector(VectorEnv):
         return Reset(*self._transfer.to_device(self._obs.copy(), None if self._mask is None else self._mask.copy()))
 
     def _step(self, action: Tensor) -> Step:
-        actions = self._to_gymnasium(self._transfer.to_host(action))
+        self._step_async(action)
+        return self._step_wait()
+
+    def _step_async(self, action: Tensor) -> None:
+        self._fetched = self._transfer.fetch(action)
+
+    def _step_wait(self) -> Step:
+        actions = self._to_gymnasium(self._fetched())
         n = self.num_envs
         over = []  # copies to begin anew
         reward = np.zeros(n, dtype=np.float32)
@@ -213,10 +220,10 @@ class PettingZooVector(VectorEnv):
 
     def _raised(self, error: Exception, copy: int) -> EnvFault:
         row = copy * len(self.agents)
-        return EnvFault(self.name, row, self._count, f"(copy {copy}) raised {type(error).__name__}: {error}")
+        return self._fault(row, f"(copy {copy}) raised {type(error).__name__}: {error}")
 
     def _odd(self, row: int, what: str) -> EnvFault:
-        return EnvFault(self.name, row, self._count, f"({self._who(row)}) {what}")
+        return self._fault(row, f"({self._who(row)}) {what}")
 
     def _who(self, row: int) -> str:
         copy, agent = divmod(row, len(self.agents))

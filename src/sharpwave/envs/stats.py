@@ -53,28 +53,28 @@ class EpisodeStats:
         self._ticket = torch.zeros((), dtype=torch.int64, device=device)
         self._triton = self._return.is_cuda and installed("triton")
 
-    def update(self, step: Step) -> None:
-        """Take in one step of the N environments."""
+    def update(self, step: Step, rows: slice = slice(None)) -> None:
+        """Take in one step of the N environments, or of those at `rows`."""
+        running = self._return[rows], self._length[rows]
         if self._triton:
-            self._update_triton(step)
+            self._update_triton(step, running)
             return
-        self._return.add_(step.reward)
-        self._length.add_(1.0 if step.valid is None else step.valid)
+        running[0].add_(step.reward)
+        running[1].add_(1.0 if step.valid is None else step.valid)
         ended = step.terminated | step.truncated
         if not ended.is_cuda and not bool(ended.any()):  # Nothing to record; on a host the answer costs no wait.
             return
         slot = (self._count + ended.cumsum(0) - 1).remainder_(self.window)
-        slot = torch.where(ended, slot, self._aside)
-        self._returns.scatter_(0, slot, self._return)
-        self._lengths.scatter_(0, slot, self._length)
+        slot = torch.where(ended, slot, self._aside[rows])
+        for total, kept in zip(running, (self._returns, self._lengths), strict=True):
+            kept.scatter_(0, slot, total)
+            total.masked_fill_(ended, 0)
         self._count.add_(ended.sum())
-        self._return.masked_fill_(ended, 0)
-        self._length.masked_fill_(ended, 0)
 
-    def _update_triton(self, step: Step) -> None:
+    def _update_triton(self, step: Step, running: tuple[Tensor, Tensor]) -> None:
         from sharpwave.envs._stats_triton import update
 
-        running, kept = (self._return, self._length), (self._returns, self._lengths)
+        kept = (self._returns, self._lengths)
         valid = None if step.valid is None else step.valid.contiguous()
         taken = (step.reward.contiguous(), step.terminated.contiguous(), step.truncated.contiguous(), valid)
         update(*taken, running, self._count, kept, self._ticket, self.window)

@@ -85,11 +85,15 @@ class RewardNormalizer(RunningMoments):
         self.register_buffer("returns", torch.zeros(num_envs, dtype=torch.float64))
 
     @torch.no_grad()
-    def forward(self, reward: Tensor, ended: Tensor) -> Tensor:
-        """(N,) rewards of one step, and (N,) bool, true where it ended an episode -> (N,) float32."""
-        self.returns.mul_(self.gamma).add_(reward)
-        self.update(self.returns)
-        self.returns.masked_fill_(ended, 0)
+    def forward(self, reward: Tensor, ended: Tensor, rows: slice = slice(None)) -> Tensor:
+        """(n,) rewards of one step, and (n,) bool, true where it ended an episode -> (n,) float32.
+
+        rows: whose they are, where not all environments stepped.
+        """
+        returns = self.returns[rows]
+        returns.mul_(self.gamma).add_(reward)
+        self.update(returns)
+        returns.masked_fill_(ended, 0)
         return (reward * (self.var + EPSILON).rsqrt()).clamp(-LIMIT, LIMIT).float()
 
     def forget_running(self) -> None:
