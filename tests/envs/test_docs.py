@@ -32,8 +32,12 @@ def test_the_first_example_steps(shown):
         first["env"].step(first["action"])
 
 
+def test_groups_step_by_turns(shown):
+    assert shown[1]["steps"] == 100 * 8
+
+
 def test_the_environment_shown_works(shown):
-    env = shown[1]["env"]
+    env = shown[-1]["env"]
     assert env.reset(0).obs.argmax(1).unique().tolist() == [0]
     right = torch.ones(64, dtype=torch.int64)
     env.step(1 - right)
