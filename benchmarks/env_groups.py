@@ -14,6 +14,7 @@ import torch
 
 from benchmarks._timing import interleaved_us, machine
 from sharpwave.algos.ppo import PPO, PPOConfig
+from sharpwave.run import threads
 
 
 class Busy(gymnasium.Env):
@@ -59,7 +60,6 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
-    torch.set_num_threads(1)
     gymnasium.register("Busy-v0", entry_point=Busy, disable_env_checker=True)
     kwargs: dict = {"vectorization_mode": "async"}
     if args.env is None:
@@ -79,7 +79,8 @@ def main() -> None:
         if agent.device.type == "cuda":
             torch.cuda.synchronize()
 
-    times = interleaved_us({str(g): lambda agent=a: rollout(agent) for g, a in agents.items()}, args.rounds)
+    with threads.use(1):
+        times = interleaved_us({str(g): lambda agent=a: rollout(agent) for g, a in agents.items()}, args.rounds)
     steps = args.num_envs * 32
     names = {"median": "median", "p90": "slowest tenth", "p10": "fastest tenth"}
     found = {g: {names[name]: round(steps / us * 1e6) for name, us in x.items()} for g, x in times.items()}
