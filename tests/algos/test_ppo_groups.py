@@ -13,11 +13,11 @@ from sharpwave.run.evaluate import evaluate
 from tests.algos.test_ppo import fingerprint, train, trainer
 from tests.algos.toys import in_turn
 
-RELAY = dict(name="tests.envs.relay:Relay", num_envs=12, minibatch=48, total_steps=12 * 16 * 3)
+RELAY = dict(name="tests.envs.relay:Relay", num_envs=12, minibatch=48, total_steps=12 * 16 * 2)
 PROCESSES = dict(vectorization_mode="async", max_episode_steps=9)
 CASES = {
     "agents that leave": RELAY,
-    "three groups": RELAY | dict(num_envs=18, env_groups=3, total_steps=18 * 16 * 3),
+    "three groups": RELAY | dict(num_envs=18, env_groups=3, total_steps=18 * 16 * 2),
     "processes": dict(name="Acrobot-v1", num_envs=4, minibatch=32, total_steps=4 * 16 * 2, env_kwargs=PROCESSES),
     "continuous": dict(
         name="Pendulum-v1", normalize_obs=True, normalize_reward=True, total_steps=128 * 3, layers=0,
@@ -100,7 +100,7 @@ def test_a_rollout_is_that_of_the_vectors_stepped_in_turn(case):
         each.close()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["agents that leave", "processes", "continuous"])
 def test_overlapped_is_in_turn(case):
     """Whole trainings, with all that a checkpoint holds."""
     overlapped, turns = (grouped(**CASES[case]) for _ in range(2))
@@ -116,10 +116,9 @@ def test_overlapped_is_in_turn(case):
         agent.close()
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
-def test_resume_is_exact(name):
+def test_resume_is_exact():
     """Four epochs are two and two, normalisers and all, through the file format."""
-    changes = dict(name=name, total_steps=128 * 4, normalize_obs=True, normalize_reward=True)
+    changes = dict(name="Pendulum-v1", total_steps=128 * 4, normalize_obs=True, normalize_reward=True)
     straight = train(grouped(**changes))
     half, resumed = grouped(**changes), grouped(**changes)
     for _ in range(2):

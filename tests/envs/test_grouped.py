@@ -29,7 +29,7 @@ def relays(n):
 
 def atari(n):
     pytest.importorskip("ale_py")
-    return envs.make("ALE/Breakout-v5", n, num_threads=1, max_num_frames_per_episode=200)
+    return envs.make("ALE/Breakout-v5", n, num_threads=1, max_num_frames_per_episode=100)
 
 
 def pool(n):
@@ -38,7 +38,7 @@ def pool(n):
 
 
 KINDS = {"walks": (walks, 2, 40), "processes": (partial(walks, processes=True), 1, 30), "agents": (relays, 3, 30)}
-KINDS |= {"atari": (atari, 1, 55), "envpool": (pool, 2, 60)}
+KINDS |= {"atari": (atari, 1, 30), "envpool": (pool, 2, 60)}
 
 
 def joined(parts):
