@@ -45,7 +45,7 @@ _MINIGRID_MEMORY = {
     "layers": 1,
 }
 # An achievement a hundred steps or so, worth 1 to 8.
-_CRAFTAX = {"gamma": 0.99, "reward_scale": 0.1, "ent_coef": 0.01}
+_CRAFTAX = {"num_envs": 64, "gamma": 0.99, "reward_scale": 0.1, "ent_coef": 0.01}
 
 # Values of up to 10, and a target network that follows smoothly: with copies every 100 to 200 updates one seed in three
 # ended below 400. 50,000 steps were too few for two seeds of seven.
