@@ -57,6 +57,10 @@ BAD_TRAIN = [
     ("--env NoSuchEnv-v0", "unknown environment 'NoSuchEnv-v0'"),
     ("--env CartPole-v9", "did you mean 'CartPole-v1'"),
     ("--env sharpwave/CartPol", "did you mean 'sharpwave/CartPole'"),
+    (
+        "--env CartPole-v1 --env-kwargs x=[1,Infinity]",
+        "--env-kwargs.x.1 must be finite; got inf: settings are kept as JSON",
+    ),
     ("--env CartPole-v1 --env-kwargs nonsense=1", "CartPole-v1 does not take these options"),
     ("--env CartPole-v1 --env-kwargs nonsense", "--env-kwargs: expected KEY=VALUE, got 'nonsense'"),
     ("--env CartPole-v1 --lr 0", "--lr must be above 0 and finite; got 0.0"),
@@ -139,6 +143,10 @@ def test_bad_input_to_the_others(capfd, arguments, words):
     Path("folder").mkdir()
     Path("folder/notes.txt").write_text("mine")
     assert words in refused(capfd, *arguments.split())
+
+
+def test_a_run_directory_that_is_not_text(capfd):
+    assert "run directory 'x\\udcff' is not UTF-8" in refused(capfd, *TRAIN_STUB, "--run-dir", "x\udcff")
 
 
 def test_a_run_is_not_overwritten(capfd):

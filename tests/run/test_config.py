@@ -125,6 +125,13 @@ def test_a_list_is_not_a_config(tmp_path):
         configs.layers("stub", file, None)
 
 
+@pytest.mark.parametrize("name, text", [("c.json", "[" * 100_000), ("c.toml", "x = " + "[" * 100_000)])
+def test_a_file_nested_too_deeply(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=f"the config file .*{name} is not valid: "):
+        configs.layers("stub", tmp_path / name, None)
+
+
 def test_unknown_algorithm():
     with pytest.raises(UserError, match="unknown algorithm 'x': choose ppo or dqn or stub"):
         configs.trainer_class("x")

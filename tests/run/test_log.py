@@ -9,6 +9,7 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from sharpwave.run.errors import UserError
 from sharpwave.run.log import RunLog, read_metrics
 
 
@@ -88,6 +89,24 @@ def test_resuming_before_the_first_line(tmp_path):
     with RunLog(tmp_path, resume_step=0) as log:
         log.write(10, 1, {"a": 1.0})
     assert len(lines(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "spoil, why",
+    [
+        (lambda run: (run / "metrics.jsonl").symlink_to("/dev/full"), "No space left on device"),
+        (lambda run: (run / "metrics.jsonl").mkdir(), "metrics.jsonl: Is a directory"),
+        (lambda run: (run / "tensorboard").touch(), "tensorboard: File exists"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+def test_what_the_disk_refuses_names_the_way_on(tmp_path, spoil, why):
+    for step in (10, 20):
+        (tmp_path / f"checkpoints/step-{step:012d}").mkdir(parents=True)
+    spoil(tmp_path)
+    advice = f"then go on from step-000000000020: sharpwave resume {tmp_path}"
+    with pytest.raises(UserError, match=f"^cannot write .*{why}.*{advice}$"), RunLog(tmp_path) as log:
+        log.write(30, 3, {"loss/value": 0.5})
 
 
 def test_tensorboard_is_not_imported_before_the_first_line():

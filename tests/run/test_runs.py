@@ -253,11 +253,13 @@ def test_equal_settings_are_said(capfd):
 
 
 def test_json_is_json(capfd):
-    make_run(Path("runs/a"), [math.nan])
+    run = make_run(Path("runs/a"), [math.nan])
+    settings = json.loads((run / rundir.CONFIG).read_text())
+    (run / rundir.CONFIG).write_text(json.dumps(settings | {"env_kwargs": {"x": [math.inf]}}))
     assert main(["runs", "--json"]) == 0
     (run,) = json.loads(capfd.readouterr().out, parse_constant=pytest.fail)
     assert (run["path"], run["status"], run["last_return"], run["sps"]) == ("runs/a", "stopped", None, 16)
-    assert run["settings"]["hidden"] == 128
+    assert (run["settings"]["hidden"], run["settings"]["env_kwargs"]) == (128, {"x": [None]})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sharpwave.run import options, runs
+from sharpwave.run import options, plain_json, runs
 from sharpwave.run.display import count, duration, number
 
 STYLES = {"complete": "green", "running": "cyan", "broken": "red"}
@@ -41,7 +41,7 @@ def main(args: list[str]) -> int:
     found = [runs.read(path) for path in runs.find(chosen.paths)]
     found.sort(key=_key(chosen.sort))
     if chosen.json:
-        print(json.dumps([_plain(run) for run in found], indent=2))
+        print(plain_json.dumps([_plain(run) for run in found]))
         return 0
     parts = [_listing(found), *(Text(f"{run.path}: {run.problem}") for run in found if run.problem)]
     if chosen.compare:
@@ -99,6 +99,4 @@ def _key(sort: str) -> Any:
 
 
 def _plain(run: runs.Run) -> dict[str, Any]:
-    """JSON has no NaN: null."""
-    values = {**dataclasses.asdict(run), "path": str(run.path), "sps": run.sps}
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+    return {**dataclasses.asdict(run), "path": str(run.path), "sps": run.sps}

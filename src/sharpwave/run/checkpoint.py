@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sharpwave.run import plain_json
 from sharpwave.run.errors import CheckpointError
 
 FORMAT = "sharpwave-checkpoint"
@@ -240,7 +241,7 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _read_header(path: Path) -> dict[str, Any]:
     try:
-        header = json.loads((path / META).read_text(encoding="utf-8"))
+        header = plain_json.loads((path / META).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"no checkpoint at {path}: it holds no {META}") from None
     except (OSError, ValueError) as error:

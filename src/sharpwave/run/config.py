@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from sharpwave.run import plain_json
 from sharpwave.run.errors import UserError
 from sharpwave.run.presets import ON_GPU, preset
 
@@ -107,6 +108,11 @@ class TrainerConfig(RunConfig):
         """Raise UserError, in one line that says what to do, where a value is out of range."""
         super().validate()
         self.require(0 <= self.seed < 2**63, "seed", "in [0, 2^63)")
+        odd = plain_json.nonfinite(self.env_kwargs, "--env-kwargs")
+        if odd is not None:
+            raise UserError(
+                f"{odd[0]} must be finite; got {odd[1]}: settings are kept as JSON, which has no such number"
+            )
 
 
 def config_class(algorithm: str) -> Any:
@@ -188,10 +194,10 @@ def read_file(path: Path) -> dict[str, Any]:
     """Settings from a TOML file, or a JSON file whose name ends in .json."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        data = plain_json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise UserError(f"cannot read the config file {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # TOML nested too deeply
         raise UserError(f"the config file {path} is not valid: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise UserError(f"the config file {path} must hold settings by name; it holds a {type(data).__name__}")

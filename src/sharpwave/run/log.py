@@ -3,11 +3,13 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sharpwave.run import rundir
+from sharpwave.run import plain_json, rundir
+from sharpwave.run.errors import UserError
 
 
 class RunLog:
@@ -24,15 +26,19 @@ class RunLog:
     Args:
         run_dir: the run's directory.
         resume_step: the step of the checkpoint from which the run continues; None for a new run.
+
+    Raises:
+        UserError: the disk refuses, here, in `write` or in `sync`: it is full, or something else is at a file's place.
     """
 
     def __init__(self, run_dir: Path, resume_step: int | None = None):
         self._run_dir = run_dir
         self._purge_step = None if resume_step is None else resume_step + 1
         path = run_dir / rundir.METRICS
-        if resume_step is not None and path.exists():
-            os.truncate(path, _bytes_until(path, resume_step))
-        self._file = path.open("ab", buffering=0)
+        with self._writing():
+            if resume_step is not None and path.exists():
+                os.truncate(path, _bytes_until(path, resume_step))
+            self._file = path.open("ab", buffering=0)
         self._tensorboard: Any = None
 
     def write(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
@@ -43,19 +49,37 @@ class RunLog:
         line |= {name: None if name in odd else value for name, value in values.items()}
         if odd:
             line["nonfinite"] = odd
-        self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
-        self._write_tensorboard(step, values)
+        text = memoryview((json.dumps(line, allow_nan=False) + "\n").encode())
+        with self._writing():
+            while text:  # a disk that is nearly full takes a part, and says so at the next write
+                text = text[self._file.write(text) :]
+            self._write_tensorboard(step, values)
 
     def sync(self) -> None:
         """Make all lines durable. Called before a checkpoint, so that no checkpoint is ahead of the log."""
-        os.fsync(self._file.fileno())
-        if self._tensorboard is not None:
-            self._tensorboard.flush()
+        with self._writing():
+            os.fsync(self._file.fileno())
+            if self._tensorboard is not None:
+                self._tensorboard.flush()
 
     def close(self) -> None:
         self._file.close()
         if self._tensorboard is not None:
-            self._tensorboard.close()
+            with suppress(OSError):  # all but what `sync` made durable is repeated by a resume
+                self._tensorboard.close()
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        """What the disk refuses is the user's to mend, and the run goes on from its newest checkpoint."""
+        try:
+            yield
+        except OSError as error:
+            steps = sorted(path.name for path in (self._run_dir / rundir.CHECKPOINTS).glob("step-*"))
+            go_on = f"; then go on from {steps[-1]}: sharpwave resume {self._run_dir}" if steps else ""
+            what = error.filename or f"the log of {self._run_dir}"
+            raise UserError(
+                f"cannot write {what}: {error.strerror or error}; free its place, or space{go_on}"
+            ) from error
 
     def __enter__(self) -> "RunLog":
         return self
@@ -87,7 +111,7 @@ def decode_line(text: bytes) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, AttributeError: it is not a line that `RunLog` wrote.
     """
-    line = json.loads(text, parse_constant=_no_constant)
+    line = plain_json.loads(text, parse_constant=_no_constant)
     counts = [line.get(name) for name in ("step", "epoch")]
     if not all(isinstance(count, int) and 0 <= count < 2**63 for count in counts):
         raise ValueError("step and epoch must be counts")
@@ -107,7 +131,7 @@ def _bytes_until(path: Path, step: int) -> int:
     with path.open("rb") as file:
         for text in file:
             try:
-                keep = text.endswith(b"\n") and json.loads(text)["step"] <= step
+                keep = text.endswith(b"\n") and plain_json.loads(text)["step"] <= step
             except (ValueError, KeyError, TypeError):
                 keep = False
             if not keep:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tyro
 
+from sharpwave.run import plain_json
 from sharpwave.run.config import closest
 from sharpwave.run.errors import UserError
 
@@ -165,6 +166,6 @@ def _value(text: str) -> Any:
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
     try:
-        return json.loads(text)
+        return plain_json.loads(text)
     except ValueError:
         return text

@@ -52,8 +52,10 @@ def create(path: Path | None, algorithm: str, config: Any, command: Sequence[str
         command: the command line, for the record.
 
     Raises:
-        UserError: `path` exists or cannot be made.
+        UserError: `path` exists, cannot be made, or its name is not UTF-8.
     """
+    if path is not None:
+        _require_text(path)
     made = _make(path) if path is not None else _make_default(algorithm, config)
     record = {
         "algorithm": algorithm,
@@ -76,7 +78,8 @@ def create(path: Path | None, algorithm: str, config: Any, command: Sequence[str
 
 
 def refuse_existing(path: Path) -> None:
-    """UserError where something is at `path`, be it an empty directory."""
+    """UserError where something is at `path`, be it an empty directory, or where nothing can be."""
+    _require_text(path)
     if os.path.lexists(path):
         advice = "choose another --run-dir"
         if (path / RUN).is_file():
@@ -90,6 +93,7 @@ def read(path: Path) -> tuple[str, Any]:
     Raises:
         UserError: `path` is not a run's directory, or its files are not what sharpwave wrote.
     """
+    _require_text(path)
     if not path.is_dir():
         raise UserError(f"no run at {path}: give a directory that `sharpwave train` made")
     if not (path / RUN).is_file() or not (path / CONFIG).is_file():
@@ -149,6 +153,15 @@ def versions() -> dict[str, str | None]:
             return None
 
     return {package: version(package) for package in PACKAGES}
+
+
+def _require_text(path: Path) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"the name of run directory {str(path)!r} is not UTF-8, which TensorBoard needs: give it another"
+        ) from None
 
 
 def _make(path: Path) -> Path:

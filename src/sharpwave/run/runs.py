@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.run import config as configs
-from sharpwave.run import rundir
+from sharpwave.run import plain_json, rundir
 from sharpwave.run.config import RunConfig
 from sharpwave.run.errors import UserError
 from sharpwave.run.log import decode_line
@@ -196,7 +196,7 @@ def _walk(path: Path, depth: int) -> Iterator[Path]:
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = plain_json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         problems.append(f"no {path.name}")
         return {}
