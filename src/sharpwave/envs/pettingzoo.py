@@ -201,7 +201,7 @@ class PettingZooVector(VectorEnv):
                 f"{array.dtype} of shape {array.shape}"
             )
         self._obs[row] = array
-        if self._check and self.observation.dtype.is_floating_point and not np.isfinite(array).all():
+        if self._check and self.observation.dtype.is_floating_point and not np.isfinite(self._obs[row]).all():
             raise self._not_finite("observation", row)
 
     @contextmanager
