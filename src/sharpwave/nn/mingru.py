@@ -23,7 +23,8 @@ class MinGRU(nn.Module):
     with them; the state stays float32. Float64 it leaves alone. First-order gradients only: `create_graph=True` raises.
 
     Args:
-        hidden: H, the width of input, state and output.
+        hidden: H, the width of input, state and output, which are all of one width: put a `torch.nn.Linear` before it
+            where the input's is another.
         layers: at least 1.
         backward, backend: as `sharpwave.ops.mingru.mingru_scan` takes them.
         device, dtype: of the weights; inputs are of that dtype, or of autocast's.
