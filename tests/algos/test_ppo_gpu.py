@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sharpwave.algos.ppo import PPO, PPOConfig
+from sharpwave.nn import Policy
 from sharpwave.run.evaluate import evaluate
 from sharpwave.run.graphs import Captured
 from tests.algos.test_ppo import fingerprint, train
@@ -68,6 +69,16 @@ def test_resume_of_groups_is_exact():
         half.train_epoch()
     resumed.load_state_dict(half.state_dict())
     assert fingerprint(train(resumed)) == fingerprint(straight)
+
+
+@pytest.mark.parametrize("env", ["sharpwave/CartPole", "sharpwave/Synthetic"])
+def test_observations_rounded_where_they_are_kept_give_the_same_run(env, monkeypatch):
+    small = train(trainer(env))
+    assert small.segments.obs.dtype == torch.bfloat16 and small.segments.obs.shape[2] % 8 == 0
+    monkeypatch.setattr(Policy, "kept", lambda _self, observation, *_args: observation)
+    large = train(trainer(env))
+    assert large.segments.obs.dtype == torch.float32
+    assert fingerprint(small) == fingerprint(large)
 
 
 def test_resume_is_exact():

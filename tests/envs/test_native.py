@@ -206,6 +206,21 @@ class TestEveryNative:
         with pytest.raises(TypeError, match="out must be"):
             env.step(action, out=rollout[:, 0].to(torch.complex64))
 
+    def test_written_rounded_where_it_is_wanted(self, build):
+        env, other = build(), build()
+        env.reset(3)
+        other.reset(3)
+        size = env.observation.size
+        rollout = torch.full((env.num_envs, 2, size + 3), 7, dtype=torch.bfloat16)
+        for action in random_actions(env, 3):
+            step, want = env.step(action, out=rollout[:, 1]), other.step(action)
+            assert step.obs.data_ptr() == rollout[:, 1].data_ptr()
+            assert torch.equal(rollout[:, 1, :size], want.obs.flatten(1).bfloat16())
+            assert_equal_steps(step._replace(obs=want.obs), want)
+        assert (rollout[:, 0] == 7).all() and (rollout[:, 1, size:] == 7).all()
+        with pytest.raises(ValueError, match="out must have shape"):
+            env.step(action, out=rollout[:, 0, : size - 1])
+
     def test_saved_and_continued_bit_for_bit(self, build):
         env, again = build(), build()
         env.reset(0)

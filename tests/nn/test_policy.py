@@ -60,6 +60,21 @@ def test_encoders_take_what_environments_give(kind, shape, dtype):
     assert encoder(obs).shape == (3, 8)
 
 
+def test_what_is_kept_of_observations():
+    """On a GPU, the rows that the encoder reads, rounded and padded, where they are smaller; else as they come."""
+    cuda, cpu, narrow = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
+    image, numbers = Observation((6, 6, 3), torch.uint8), Observation((3, 5), torch.float32)
+
+    def kept(observation, device=cuda, dtype=narrow, **options):
+        return Policy(observation, Discrete((2,)), 8, **options).kept(observation, device, dtype)
+
+    assert kept(numbers) == Observation((16,), narrow)
+    assert kept(numbers, encoder="mlp") == Observation((16,), narrow)
+    assert kept(numbers, cpu) == kept(numbers, dtype=torch.float32) == numbers
+    assert kept(numbers, normalize_obs=True) == numbers
+    assert kept(image) == kept(image, encoder="cnn") == image
+
+
 def test_bytes_are_scaled():
     encoder = make_encoder("linear", Observation((2,), torch.uint8), 1)
     encoder[-1].weight.data.fill_(1)

@@ -199,22 +199,37 @@ SHAPES = [(70, 30), (24, 100), (9, 5), (7,), (3, 2, 2), (1, 130)]
 
 
 @backends("triton")
-def test_the_kernels_take_the_reference_step(backend, device):
+@pytest.mark.parametrize(
+    "shapes, whole",
+    [(SHAPES, False), (SHAPES, True), ([(30, 20)], True), ([(20, 32)], True), ([(7,)], True)],
+    ids=["many", "many in one launch", "tall", "wide", "vector"],
+)
+def test_the_kernels_take_the_reference_step(backend, device, shapes, whole, monkeypatch):
     """Tall, wide, small and batched matrices, vectors, a matrix taken as a vector; then a step with NaN in it."""
+    from sharpwave.optim import _muon_whole_triton
+
+    serves = _muon_whole_triton.serves
+    monkeypatch.setattr(_muon_whole_triton, "serves", lambda *group: whole and serves(*group))
+    if whole and device == "cpu" and len(shapes) > 1:
+        pytest.skip("the interpreter runs programs one after the other")
     g = torch.Generator().manual_seed(0)
-    start = [torch.randn(s, generator=g) for s in SHAPES]
+    start = [torch.randn(s, generator=g) for s in shapes]
     nets = [[torch.nn.Parameter(x.clone().to(device)) for x in start] for _ in range(2)]
-    copy = torch.zeros(72, 32, dtype=torch.bfloat16, device=device)
+    rows, cols = shapes[0] if len(shapes[0]) == 2 else (0, 0)
+    copy = torch.zeros(rows + 2, cols + 2, dtype=torch.bfloat16, device=device)
     lr = torch.tensor(0.1, device=device)
     # The interpreter computes the steps in float32, as the reference is told to.
     options = dict(lr=lr, momentum=0.9, max_grad_norm=1.5, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    want = Muon(nets[0], **options, vectors=[nets[0][-1]], backend="reference")
+    vectors = [net[-1] if len(shapes) > 1 else net[0].new_empty(0) for net in nets]
+    want = Muon(nets[0], **options, vectors=vectors[:1], backend="reference")
     options["dtype"] = None
-    got = Muon(nets[1], **options, vectors=[nets[1][-1]], backend=backend, copies={nets[1][0]: copy})
+    copies = {nets[1][0]: copy} if rows else {}
+    got = Muon(nets[1], **options, vectors=vectors[1:], backend=backend, copies=copies)
     for step in range(3):
-        grads = [torch.randn(s, generator=g) for s in SHAPES]
+        grads = [torch.randn(s, generator=g) for s in shapes]
+        bad = min(1, len(shapes) - 1)
         if step == 2:
-            grads[1][3, 4] = torch.nan
+            grads[bad].view(-1)[5] = torch.nan
         before = [p.detach().clone() for p in nets[1]]
         for net, optimizer in zip(nets, (want, got), strict=True):
             for p, x in zip(net, grads, strict=True):
@@ -224,12 +239,26 @@ def test_the_kernels_take_the_reference_step(backend, device):
         for a, b in zip(*nets, strict=True):
             assert (a - b).abs().max() <= bound
             assert torch.allclose(want.state[a]["momentum"], got.state[b]["momentum"], atol=1e-6)
-        assert torch.allclose(copy[:70, :30].float(), nets[1][0].detach(), rtol=2**-7) and not copy[70:].any()
+        if rows:
+            assert torch.allclose(copy[:rows, :cols].float(), nets[1][0].detach(), rtol=2**-7)
+        assert not copy[rows:].any() and not copy[:, cols:].any()
         assert torch.allclose(want.grad_norm, got.grad_norm, equal_nan=True)
         assert torch.equal(want.skipped, got.skipped) and got.skipped.item() == (step == 2)
         if step == 2:
             assert all(torch.equal(p, b) for p, b in zip(nets[1], before, strict=True))
-            assert torch.equal(want.first_bad, got.first_bad) and got.first_bad.item() == 70 * 30 + 3 * 100 + 4
+            assert torch.equal(want.first_bad, got.first_bad)
+            assert got.first_bad.item() == sum(x.numel() for x in start[:bad]) + 5
+    served = whole and serves(nets[1], [got._orthogonal(p) for p in nets[1]])
+    assert isinstance(next(iter(got._plans.values())), _muon_whole_triton.Plan) == served
+
+
+def test_what_takes_one_launch():
+    """On a CPU, by the interpreter, one program; and never a matrix whose Gram matrix has no room on a multiprocessor."""
+    from sharpwave.optim import _muon_whole_triton
+
+    small, wide, large = (torch.zeros(s) for s in ((30, 32), (8, 64), (300, 600)))
+    assert _muon_whole_triton.serves([small], [True]) and not _muon_whole_triton.serves([wide], [True])
+    assert not _muon_whole_triton.serves([large], [True])
 
 
 @backends("reference", "triton")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sharpwave.envs.base import Step, VectorEnv
+from sharpwave.envs.base import Step, VectorEnv, write_observations
 from sharpwave.nn.actions import Sample
 from sharpwave.run.graphs import Captured
 
@@ -49,7 +49,7 @@ class EnvGroup:
         self._reset = trainer._reset_flag(t, self.begins)
         self.run_act()
         self.env.step_async(trainer.policy.actions.to_env(self._sample.action))
-        s.obs[:, t] = self.obs
+        write_observations(self.obs, s.obs[:, t])
         if s.mask is not None and self.mask is not None:
             s.mask[:, t] = self.mask
 

@@ -31,7 +31,7 @@ from sharpwave.algos.env_group import EnvGroup
 from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.algos.ppo_metrics import UpdateMetrics, log_histogram
 from sharpwave.algos.segments import Segments, segment_advantage
-from sharpwave.envs.base import Reset, Step, VectorEnv
+from sharpwave.envs.base import Reset, Step, VectorEnv, write_observations
 from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn import Policy, RewardNormalizer
 from sharpwave.ops.cdf import draw_segments
@@ -101,7 +101,7 @@ class PPO:
         self.draw_seed = seeding.stream_seed(config.seed, rank, "segments")
         self.draw_offset = torch.zeros(1, dtype=torch.int64, device=self.device)
 
-        self.segments = Segments.empty(self.env, self.policy, config.horizon)
+        self.segments = Segments.empty(self.env, self.policy, config.horizon, self.dtype)
         self.batch = self.segments.batch(self.draws, self.policy, self.dtype)
         self.index = torch.zeros(self.draws, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(self.draws, device=self.device)
@@ -158,7 +158,7 @@ class PPO:
         config, s = self.config, self.segments
         s.ratio.fill_(1)
         s.state.copy_(self.state)
-        s.obs[:, 0] = self.obs
+        write_observations(self.obs, s.obs[:, 0])
         for t in range(config.horizon):
             last = t == config.horizon - 1
             if s.mask is not None and self.mask is not None:

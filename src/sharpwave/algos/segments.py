@@ -20,7 +20,7 @@ class Segments:
     """N segments of T steps, and the recurrent state each began with."""
 
     obs: Tensor
-    """(N, T, *observation), the environment's own dtype."""
+    """(N, T, *observation), the environment's own dtype; or (N, T, D) as `Policy.kept` says."""
     action: Tensor
     """(N, T, heads) int64, or (N, T, dim) float32."""
     logprob: Tensor
@@ -47,16 +47,17 @@ class Segments:
     """(N, T, sum(nvec)) bool where actions are masked, else None."""
 
     @staticmethod
-    def empty(env: VectorEnv, policy: Policy, horizon: int) -> "Segments":
-        """Buffers for rollouts of `env`."""
+    def empty(env: VectorEnv, policy: Policy, horizon: int, dtype: torch.dtype) -> "Segments":
+        """Buffers for rollouts of `env`, which `policy` reads in `dtype`."""
         n, t, device = env.num_envs, horizon, env.device
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(n, t, *shape, dtype=dtype, device=device)
 
+        kept = policy.kept(env.observation, device, dtype)
         masked = isinstance(env.action, Discrete) and env.action.masked
         return Segments(
-            obs=new(*env.observation.shape, dtype=env.observation.dtype),
+            obs=new(*kept.shape, dtype=kept.dtype),
             action=new(policy.actions.columns, dtype=policy.actions.dtype),
             logprob=new(),
             value=new(),
@@ -115,8 +116,11 @@ class Segments:
 
     def gather(self, index: Tensor, advantage: Tensor, policy: Policy, batch: "Minibatch") -> None:
         """Copy the segments at `index`, (M,) int64, and their advantages into `batch`."""
-        policy.gather(self.obs, index, batch.obs.dtype, out=batch.obs)
+        as_kept = batch.obs.dtype == self.obs.dtype and batch.obs.shape[1:] == self.obs.shape[1:]
+        if not as_kept:
+            policy.gather(self.obs, index, batch.obs.dtype, out=batch.obs)
         pairs = [
+            (self.obs if as_kept else None, batch.obs),
             (self.action, batch.action),
             (self.logprob, batch.logprob),
             (self.value, batch.value),

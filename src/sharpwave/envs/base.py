@@ -147,6 +147,15 @@ class EnvFault(RuntimeError):
         self.step = step
 
 
+def write_observations(obs: Tensor, out: Tensor) -> Tensor:
+    """Copy (N, *shape) into `out`, which `VectorEnv.step` describes, and return it."""
+    if out.shape == obs.shape:
+        return out.copy_(obs)
+    flat = obs.reshape(obs.shape[0], -1)
+    out[:, : flat.shape[1]] = flat
+    return out
+
+
 class VectorEnv(ABC):
     """N environments of one kind, stepped together.
 
@@ -165,6 +174,7 @@ class VectorEnv(ABC):
         any_truncated: whether the last step cut an episode off, where the host knows without waiting for the device;
             None where it does not.
         first_index: the number of its first environment: not 0 where it is a group of a larger vector.
+        writes_rounded: `_step_into` itself takes rows of bfloat16 as `out`.
         generators: what `step` draws from, to be registered with a CUDA graph that captures it.
     """
 
@@ -173,6 +183,7 @@ class VectorEnv(ABC):
     may_truncate: bool = True
     any_truncated: bool | None = None
     first_index: int = 0
+    writes_rounded: bool = False
     generators: tuple[torch.Generator, ...] = ()
 
     def __init__(
@@ -224,7 +235,8 @@ class VectorEnv(ABC):
                 actions, on any device the environment can read (best: its own). Discrete values must be in range;
                 continuous ones are clipped to the bounds.
             out: (N, *observation.shape) on the environment's device, with any strides: `Step.obs` is written there and
-                is `out`, so that a rollout need not copy what it observes.
+                is `out`, so that a rollout need not copy what it observes. Or (N, D) bfloat16, D >= observation.size:
+                observations flattened and rounded, with what lies beside them left as it is.
             need_next_obs: false where the caller will not read `Step.next_obs`; with `out` it may then be anything.
 
         Raises:
@@ -233,14 +245,15 @@ class VectorEnv(ABC):
             EnvFault: an environment failed.
         """
         self._check_action(action, "step")
+        rounded = False
         if out is not None:
-            shape = (self.num_envs, *self.observation.shape)
-            if out.shape != shape:
-                raise ValueError(f"out must have shape {shape}; got {tuple(out.shape)}")
-            if out.dtype != self.observation.dtype:
-                raise TypeError(f"out must be {self.observation.dtype}; got {out.dtype}")
+            rounded = self._check_out(out)
         self._count += 1
-        return self._step(action) if out is None else self._step_into(action, out, need_next_obs)
+        if out is None:
+            return self._step(action)
+        if rounded and not self.writes_rounded:
+            return VectorEnv._step_into(self, action, out, need_next_obs)
+        return self._step_into(action, out, need_next_obs)
 
     def step_async(self, action: Tensor) -> None:
         """Begin a step that `step_wait` ends: the same step as `step` takes, in two halves.
@@ -342,7 +355,7 @@ class VectorEnv(ABC):
         """`_step` with the observation in `out`; for environments that can write there what they compute."""
         del need_next_obs
         step = self._step(action)
-        return step._replace(obs=out.copy_(step.obs))
+        return step._replace(obs=write_observations(step.obs, out))
 
     def _state(self) -> dict[str, Any]:
         return {}
@@ -371,6 +384,18 @@ class VectorEnv(ABC):
             )
         if action.dtype != self.action.dtype:
             raise TypeError(f"action must be {self.action.dtype} for {self.action}; got {action.dtype}")
+
+    def _check_out(self, out: Tensor) -> bool:
+        """Whether it is for rounded rows."""
+        shape = (self.num_envs, *self.observation.shape)
+        if out.shape == shape and out.dtype == self.observation.dtype:
+            return False
+        if out.dtype == torch.bfloat16 and out.ndim == 2:
+            if out.shape[0] == self.num_envs and out.shape[1] >= self.observation.size:
+                return True
+        elif out.dtype != self.observation.dtype:
+            raise TypeError(f"out must be {self.observation.dtype}, or flat rows of bfloat16; got {out.dtype}")
+        raise ValueError(f"out must have shape {shape}; got {tuple(out.shape)}")
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -53,7 +53,7 @@ class Synthetic(TensorEnv):
         self._row = self._keep("row", torch.zeros(num_envs, dtype=torch.int64))
         self._t = self._keep("t", torch.zeros(num_envs, dtype=torch.int64))
         self._drawn = torch.zeros_like(self._row)
-        self._triton = self.device.type == "cuda" and installed("triton")
+        self._triton = self.writes_rounded = self.device.type == "cuda" and installed("triton")
 
     def _begin(self) -> None:
         self._row.random_(0, self.rows, generator=self.generator)
@@ -82,8 +82,8 @@ class Synthetic(TensorEnv):
     def _step_triton(self, action: Tensor, out: Tensor, need_next_obs: bool) -> Step:
         from sharpwave.envs._synthetic_triton import step
 
-        obs = out if out.stride(1) == 1 else torch.empty(out.shape, device=self.device)
-        next_obs = torch.empty(out.shape, device=self.device) if need_next_obs else out
+        obs = out if out.stride(1) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
+        next_obs = self._table.new_empty(self.num_envs, self._table.shape[1]) if need_next_obs else out
         reward = torch.empty(self.num_envs, device=self.device)
         terminated, truncated = torch.empty(2, self.num_envs, dtype=torch.bool, device=self.device)
         step(

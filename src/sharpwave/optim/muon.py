@@ -85,8 +85,9 @@ class Muon(torch.optim.Optimizer):
         vectors: parameters to take the plain step although they have two dimensions (a log-std, an embedding row).
         copies: of some parameters with two dimensions, a bf16 matrix of at least their rows and columns: each step ends
             with copy[:rows, :cols] = w rounded, so that a network computes without casting its weights.
-        backend: "triton" is eighteen launches however many the parameters, float32 ones with bf16 Newton-Schulz steps;
-            "reference" is PyTorch on any device; "auto" takes the first on CUDA where it serves. The two agree to
+        backend: "triton" is eighteen launches however many the parameters, float32 ones with bf16 Newton-Schulz steps,
+            or a single one on a Hopper GPU for a group with few matrices whose smaller sides are at most 256;
+            "reference" is PyTorch on any device; "auto" takes the first on CUDA where it serves. They agree to
             rounding.
 
     Attributes:
@@ -199,7 +200,7 @@ class Muon(torch.optim.Optimizer):
             return None
         if self._backend == "auto" and not installed("triton"):
             return None
-        from sharpwave.optim import _muon_triton
+        from sharpwave.optim import _muon_triton, _muon_whole_triton
 
         if not _muon_triton.usable(params, self._dtype or torch.bfloat16):
             if self._backend == "triton":
@@ -208,10 +209,12 @@ class Muon(torch.optim.Optimizer):
         key = tuple(id(p) for p in params)
         plan = self._plans.get(key)
         if plan is None or not plan.fits(params, [self.state[p]["momentum"] for p in params]):
-            plan = self._plans[key] = _muon_triton.Plan(
+            matrices = [self._orthogonal(p) for p in params]
+            kernels = _muon_whole_triton if _muon_whole_triton.serves(params, matrices) else _muon_triton
+            plan = self._plans[key] = kernels.Plan(
                 params,
                 [self.state[p]["momentum"] for p in params],
-                [self._orthogonal(p) for p in params],
+                matrices,
                 [self._copies.get(p) for p in params],
                 NEWTON_SCHULZ,
             )

@@ -1,5 +1,6 @@
 """Selecting, casting and padding rows for GPUs, in one pass."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -9,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sharpwave.ops.gather import padded, rows_contiguous
+
+_LARGE = 4096  # words of a row that programs of their own copy, in blocks of as many
 
 
 @triton.jit
@@ -47,9 +50,27 @@ def _fields_kernel(sources, outs, index_ptr, WORDS: tl.constexpr, BLOCK: tl.cons
                 )
 
 
+@triton.jit
+def _large_kernel(source_ptr, index_ptr, out_ptr, rows, WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Blocks of rows, one after the other in each program."""
+    blocks: tl.constexpr = (WORDS + BLOCK - 1) // BLOCK
+    for item in tl.range(tl.program_id(0), rows * blocks, tl.num_programs(0), num_stages=1):
+        m = (item // blocks).to(tl.int64)
+        offs = item % blocks * BLOCK + tl.arange(0, BLOCK)
+        mask = offs < WORDS
+        x = tl.load(source_ptr + tl.load(index_ptr + m) * WORDS + offs, mask=mask, eviction_policy="evict_first")
+        tl.store(out_ptr + m * WORDS + offs, x, mask=mask)
+
+
 def gather_fields(sources: Sequence[Tensor], index: Tensor, out: Sequence[Tensor]) -> None:
     """Same as `reference.gather_fields`; rows are copied as the widest words they are made of."""
     pairs = [_as_words(s, o) for s, o in zip(sources, out, strict=True) if o.numel()]
+    for s, o in pairs:
+        if s.shape[1] >= _LARGE:
+            rows, words = o.shape
+            programs = min(rows * triton.cdiv(words, _LARGE), _programs(o.device))
+            _large_kernel[(programs,)](s, index, o, rows, WORDS=words, BLOCK=_LARGE, num_warps=8)
+    pairs = [(s, o) for s, o in pairs if s.shape[1] < _LARGE]
     if not pairs:
         return
     words = tuple(s[0].numel() for s, _ in pairs)
@@ -57,6 +78,12 @@ def gather_fields(sources: Sequence[Tensor], index: Tensor, out: Sequence[Tensor
         tuple(s for s, _ in pairs), tuple(o for _, o in pairs), index,
         WORDS=words, BLOCK=min(1024, triton.next_power_of_2(max(words))), num_warps=1,
     )  # fmt: skip
+
+
+@functools.cache
+def _programs(device: torch.device) -> int:
+    """Half the multiprocessors: on a memory's whole bandwidth, all that runs beside a gather would wait for memory."""
+    return torch.cuda.get_device_properties(device).multi_processor_count // 2 if device.type == "cuda" else 3
 
 
 def _as_words(source: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
