@@ -253,7 +253,7 @@ def test_the_kernels_take_the_reference_step(backend, device, shapes, whole, mon
 
 
 def test_what_takes_one_launch():
-    """On a CPU, by the interpreter, one program; and never a matrix whose Gram matrix has no room on a multiprocessor."""
+    """On a CPU, by the interpreter, one program; never a matrix whose Gram matrix has no room on a multiprocessor."""
     from sharpwave.optim import _muon_whole_triton
 
     small, wide, large = (torch.zeros(s) for s in ((30, 32), (8, 64), (300, 600)))
