@@ -1,5 +1,6 @@
 """CDF ops: hand-worked sums and draws, accuracy, zero weights, streams, statistics, errors, and graphs."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -263,7 +264,7 @@ def test_opcheck():
         (lambda: build_cdf(torch.ones(3).half()), TypeError, "weights must be float32"),
         (lambda: build_cdf(torch.ones(3), torch.empty(4)), ValueError, "out must be like weights"),
         (lambda: build_cdf(torch.ones(3), torch.empty(6)[::2]), ValueError, "out must be contiguous"),
-        (lambda: sample_cdf(torch.ones(3), 0, 0, start()), ValueError, "n must be at least 1"),
+        (lambda: sample_cdf(torch.ones(3), 0, 0, start()), ValueError, "n must be an integer >= 1"),
         (lambda: sample_cdf(torch.ones(3), 4, 0, start(), replacement=False), ValueError, "n must be at most 3"),
         (lambda: sample_cdf(torch.ones(3), 1, 0, torch.zeros(1)), ValueError, "offset must be"),
         (lambda: sample_cdf(torch.ones(3), 1, torch.ones(2), start()), ValueError, "seed must be"),
@@ -296,6 +297,22 @@ def test_out_may_be_the_weights_and_nothing_else_of_theirs():
         with pytest.raises(ValueError, match="out shares memory with weights"):
             build_cdf(w[:8], out)
     assert build_cdf(w, w) is w and w.tolist() == list(range(1, 10))
+
+
+def test_offsets_counts_and_outputs_that_cannot_be():
+    cdf = torch.ones(3).cumsum(0)
+    for offset in (-1, 2**48, 2**63 - 1):
+        with pytest.raises(ValueError, match=r"offset must be in \[0, 2\^48\)"):
+            sample_cdf(cdf, 3, 0, start(at=offset))
+    sample_cdf(cdf, 3, 0, start(at=2**48 - 1))
+    for n in (2.0, True, 0):
+        with pytest.raises(ValueError, match="n must be an integer >= 1"):
+            sample_cdf(cdf, n, 0, start())
+        with pytest.raises(ValueError, match="n must be an integer >= 1"):
+            draw_segments(cdf, n, 0, start(), torch.tensor(0.4))
+    assert sample_cdf(cdf, np.int64(2), 0, start()).shape == (2,)
+    with pytest.raises(ValueError, match="out must not require a gradient"):
+        build_cdf(cdf, out=torch.empty(3, requires_grad=True))
 
 
 def test_the_largest_weights_and_eps_stay_finite():

@@ -486,7 +486,7 @@ def test_non_contiguous_and_half_precision_arguments():
         (lambda t: tree_update(t, torch.tensor([1]), torch.tensor([1])), TypeError, "values must be floating"),
         (lambda t: tree_update(t, torch.tensor([1]), torch.ones(1), invalid="x"), ValueError, "invalid must be"),
         (lambda t: tree_update(t, torch.tensor([1]), torch.ones(1, device="meta")), ValueError, "the tree's device"),
-        (lambda t: tree_sample(t, 0, 0, start()), ValueError, "n must be at least 1"),
+        (lambda t: tree_sample(t, 0, 0, start()), ValueError, "n must be an integer >= 1"),
         (tree_extrema, ValueError, "extrema=True"),
         (
             lambda t: tree_update_priorities(t, torch.tensor([1]), torch.ones(1), torch.ones(1), alpha=3.0),

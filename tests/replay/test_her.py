@@ -79,6 +79,18 @@ def test_datasets_in_time_order():
         load(PrioritizedReplay(50, num_envs=2), Dataset())
 
 
+def test_episodes_without_steps_and_observations_without_names():
+    empty = SimpleNamespace(observations=np.zeros((1, 2)), actions=np.zeros(0), rewards=np.zeros(0))
+    empty.terminations = empty.truncations = np.zeros(0, bool)
+    unnamed = SimpleNamespace(**vars(empty) | {"observations": (np.zeros((1, 2)), np.zeros(1))})
+    for envs in (None, 1):
+        buffer = PrioritizedReplay(50, num_envs=envs)
+        episodes = [empty, *Dataset().iterate_episodes(), empty]
+        assert load(buffer, SimpleNamespace(iterate_episodes=lambda e=episodes: e)) == 8
+        with pytest.raises(TypeError, match="a Tuple space"):
+            load(buffer, SimpleNamespace(iterate_episodes=lambda: [unnamed]))
+
+
 def test_datasets_of_the_real_library(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari", reason="needs Minari: pip install minari")
     pytest.importorskip("jax", reason="Minari records with JAX: pip install 'minari[create]'")

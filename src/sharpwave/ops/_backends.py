@@ -7,9 +7,10 @@ An op is a folder `ops/NAME/` with up to three modules of equal interface: `refe
 import functools
 import importlib
 import importlib.util
+import operator
 import os
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -41,6 +42,20 @@ def require_tensors(**values: object) -> None:
                 f"{name} must be a tensor; got {type(value).__name__}: pass torch.as_tensor(..., dtype=..., "
                 "device=...) as documented"
             )
+
+
+def integer(name: str, number: Any, least: int) -> int:
+    """`number` as an int, NumPy's integers too; ValueError, by its name, unless it is one and at least `least`."""
+    if type(number) is not int and not isinstance(number, torch.SymInt):
+        try:
+            if isinstance(number, bool):
+                raise TypeError
+            number = operator.index(number)
+        except TypeError:
+            raise ValueError(f"{name} must be an integer >= {least}; got {number!r}") from None
+    if number < least:
+        raise ValueError(f"{name} must be an integer >= {least}; got {number!r}")
+    return number
 
 
 def require_apart(out: torch.Tensor, **inputs: torch.Tensor | None) -> None:

@@ -17,11 +17,6 @@ MaxPriorityOver = Literal["all_time", "buffer"]
 Beta = float | tuple[float, float, int]
 
 
-def check_integer(name: str, number: Any, least: int) -> None:
-    if not isinstance(number, int) or isinstance(number, bool) or number < least:
-        raise ValueError(f"{name} must be an integer >= {least}; got {number!r}")
-
-
 def storage_place(storage: Any, device: torch.device) -> torch.device | str | os.PathLike:
     if storage is None:
         return device
@@ -38,6 +33,8 @@ def storage_place(storage: Any, device: torch.device) -> torch.device | str | os
 
 
 def declared(fields: Mapping[str, Any]) -> dict[str, Field]:
+    if not isinstance(fields, Mapping) or not fields:
+        raise ValueError(f"fields must be {{name: (shape of one item, torch dtype), ...}} or None; got {fields!r}")
     out = {}
     for path, spec in flatten(fields).items():
         try:
@@ -54,6 +51,36 @@ def declared(fields: Mapping[str, Any]) -> dict[str, Field]:
     return out
 
 
+def check_declared_steps(fields: Mapping[str, Field]) -> None:
+    """Raise unless steps in time order can be kept in these fields."""
+    parts = {path.split(".")[0] for path in fields}
+    missing = {"obs", "reward", "terminated", "truncated"} - parts
+    if missing or "next_obs" in parts:
+        raise ValueError(
+            f"with num_envs, fields must hold obs, reward, terminated and truncated (missing: {sorted(missing)}), and "
+            f"not next_obs, which is found among the observations; got {sorted(fields)}"
+        )
+
+
+def check_tensors(state: Mapping[str, Any], wanted: Mapping[str, tuple[Tensor, float]]) -> None:
+    """Raise unless a saved state's tensors are like the given ones, with values from 0 to the given largest."""
+    for name, (like, largest) in wanted.items():
+        x = state[name]
+        if not isinstance(x, Tensor) or x.shape != like.shape or x.dtype != like.dtype:
+            raise ValueError(f"state's {name!r} must be {tuple(like.shape)} {like.dtype}: it is damaged")
+        good = (x >= 0) & (x <= largest)
+        if not good.all():
+            raise ValueError(f"state's {name!r} must be in [0, {largest:.9g}]; got {x[~good][0].item()}: it is damaged")
+
+
+def check_kinds(state: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Raise unless a saved state's entries are there, and of these kinds."""
+    for name, kind in kinds.items():
+        if not isinstance(state.get(name), kind) or isinstance(state[name], bool):
+            want = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+            raise ValueError(f"state's {name!r} must be of type {want}; got {state.get(name)!r:.60}: it is damaged")
+
+
 def beta_numbers(beta: Beta) -> tuple[float, float, float]:
     numbers = tuple(beta) if isinstance(beta, (tuple, list)) else (beta, beta, 0)
     try:
@@ -64,6 +91,22 @@ def beta_numbers(beta: Beta) -> tuple[float, float, float]:
     if not usable:
         raise ValueError(f"beta must be a number >= 0, or (first, last, items drawn in between); got {beta!r}")
     return first, last, draws
+
+
+def draw_beta(beta: Any, device: torch.device) -> float | Tensor | None:
+    """The beta of one draw; a tensor's value is looked at on a CPU alone, where that waits for nothing."""
+    if beta is None:
+        return None
+    if not isinstance(beta, Tensor):
+        return beta_numbers(beta)[0]
+    if beta.numel() != 1 or not beta.dtype.is_floating_point or beta.device != device:
+        raise ValueError(
+            f"beta must be a number, or a float32 tensor of one element on {device}; got {tuple(beta.shape)} "
+            f"{beta.dtype} on {beta.device}"
+        )
+    if beta.is_cpu and not 0 <= beta.item() < float("inf"):
+        raise ValueError(f"beta must be a number >= 0; got {beta.item()}")
+    return beta.detach()
 
 
 def check_step_fields(flat: Mapping[str, Any]) -> None:

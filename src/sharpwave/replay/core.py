@@ -1,8 +1,10 @@
 """What every prioritized buffer does: keep transitions, take in new ones, and change priorities."""
 
+import functools
 import os
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from sharpwave.replay.checks import (
     MaxPriorityOver,
     WeightNorm,
     beta_numbers,
+    check_declared_steps,
     check_step_fields,
     check_update,
     check_valid,
@@ -32,13 +35,28 @@ from sharpwave.replay.checks import (
     storage_place,
 )
 from sharpwave.replay.kernels import reference as plain
-from sharpwave.replay.nest import Batch, find, flatten, merge, put
+from sharpwave.replay.nest import Batch, as_tensor, find, flatten, merge, put
 from sharpwave.replay.state import AGE, DRAWN, HELD, NOTHING, Layout, State, new_state
-from sharpwave.replay.storage import NUMPY, Field, Storage, as_array, infer_fields
+from sharpwave.replay.storage import NUMPY, Field, Storage, as_array, infer_fields, movable
 from sharpwave.replay.views import Outputs, cpu_kernels, triton_kernels, views
 
 Shape = tuple[tuple[int, ...], torch.dtype]
 """Of one item of a batch's entry, and its dtype."""
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def taking_turns(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+    """A method of a buffer that no other thread's comes in between of."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return call
 
 
 class Replay:
@@ -71,6 +89,9 @@ class Replay:
             raise ValueError(f"max_priority_over must be 'all_time' or 'buffer'; got {max_priority_over!r}")
         check_settings(alpha, eps, p_max)
         self.eps, self.p_max = float(eps), float(p_max)
+        # With no priority to go by, p is 1, or the nearest that its bounds allow.
+        self._first = min(max(1.0, self.eps), self.p_max)
+        self._lock = threading.RLock()
         self.device = _backends.present(device)
         self.weight_norm: WeightNorm | None = weight_norm
         self.max_priority_over = max_priority_over
@@ -78,7 +99,8 @@ class Replay:
         self._alpha = float(alpha)
         self._options = options
         self._where = storage_place(storage, self.device)
-        self.state: State = new_state(layout, self.device, weight_norm == "buffer" or max_priority_over == "buffer")
+        extrema = "buffer" in (weight_norm, max_priority_over)
+        self.state: State = new_state(layout, self.device, extrema, self._first)
         self.state.seed.fill_(as_signed(seed))
         self.state.beta.copy_(torch.tensor(beta_numbers(beta)))
         self.storage: Storage | None = None
@@ -105,15 +127,20 @@ class Replay:
     @property
     def alpha(self) -> float:
         """Exponent of the priorities. Setting it raises every priority held to the new exponent; from alpha = 0, which
-        keeps no priorities, all start equal."""
+        keeps no priorities, all start equal. Only p^alpha is kept, in float32: from a tiny alpha p comes back with a
+        relative error of 6e-8 / alpha, within eps and p_max."""
         return self._alpha
 
     @alpha.setter
+    @taking_turns
     def alpha(self, alpha: float) -> None:
         check_settings(alpha, self.eps, self.p_max)
         leaves = self.state.tree.leaves
-        power = alpha / self._alpha if self._alpha > 0 else 1.0
-        leaves.copy_(torch.where(leaves > 0, leaves.double().pow(power), 0).clamp(max=MAX_LEAF))
+        if self._alpha > 0:
+            new = leaves.double().pow(alpha / self._alpha).clamp(self.eps**alpha, min(self.p_max**alpha, MAX_LEAF))
+        else:
+            new = torch.full_like(leaves, self._first**alpha)
+        leaves.copy_(torch.where(leaves > 0, new, 0))
         tree_rebuild(self.state.tree)
         self._alpha = float(alpha)
 
@@ -142,7 +169,7 @@ class Replay:
         if self.max_priority_over == "all_time":
             return self.state.max_priority[0]
         largest = tree_extrema(self.state.tree)[1]
-        return torch.where(largest > 0, largest.pow(1 / self._alpha) if self._alpha > 0 else largest, 1)
+        return torch.where(largest > 0, largest.pow(1 / self._alpha) if self._alpha > 0 else largest, self._first)
 
     def priorities(self, indices: Tensor) -> Tensor:
         """p_i^alpha of the given items, (n,) float32.
@@ -165,13 +192,14 @@ class Replay:
         """`add`, under the name other libraries give it."""
         return self.add(batch, valid=valid, **fields)
 
+    @taking_turns
     def add(self, batch: Mapping[str, Any] | None = None, *, valid: Any = None, **fields: Any) -> Tensor:
-        """Store transitions, which enter with the largest priority so far (1 at first).
+        """Store transitions, which enter with the largest priority so far (at first 1, within eps and p_max).
 
         Args:
             batch, fields: one mapping, or keyword arguments, of tensors or arrays (batch, ...), nested as you like; a
-                TensorDict too. `reward` (stored as float32), `terminated` and `truncated` (as bool; on a CPU a number
-                that is neither 0 nor 1 is refused) are (batch,).
+                TensorDict too. `reward` (stored as float32), `terminated` and `truncated` (as bool) are (batch,); on a
+                CPU a finite reward that float32 cannot hold is refused, and an end that is neither 0 nor 1.
                 Without environments: any fields; a batch larger than the capacity keeps its last items.
                 With `num_envs`: one step of every environment, or (steps, num_envs, ...) of several, with obs,
                 next_obs, reward, terminated and truncated; next_obs is what this step led to, at an episode's end
@@ -181,12 +209,14 @@ class Replay:
                 kept. None: all took one. (Without `num_envs` it is a field as any other.)
 
         Returns:
-            The items' indices, int64: (batch,), or (num_envs,), or (steps, num_envs); -1 where not valid.
+            The items' indices, int64: (batch,), or (capacity,) of the last items of a larger batch, or (num_envs,), or
+            (steps, num_envs); -1 where not valid.
 
         The oldest items make room; their indices go to new items, under a new generation. Nothing waits for the device.
 
         Raises:
-            KeyError, ValueError, TypeError: fields missing or new, wrong shapes or dtypes. The buffer is as it was.
+            KeyError, ValueError, TypeError: fields missing or new, wrong shapes or dtypes. The buffer is as it was,
+            several steps at once included.
         """
         envs = self.state.layout.envs
         if valid is not None and not envs:
@@ -230,28 +260,32 @@ class Replay:
     def _add_steps(self, flat: dict[str, Any], valid: Tensor | None) -> Tensor:
         envs = self.state.layout.envs
         check_step_fields(flat)
-        reward = np.ndim(flat["reward"])
-        if reward == 2:
-            steps = len(flat["reward"])
-            if any(np.ndim(x) < 2 or len(x) != steps for x in flat.values()):
-                raise ValueError(f"add() got {steps} steps of reward: every field must be (steps, num_envs, ...)")
-            took = [None] * steps if valid is None else valid
-            rows = [self._add_steps({k: x[t] for k, x in flat.items()}, took[t]) for t in range(steps)]
-            return torch.stack(rows)
+        reward = flat["reward"] = as_tensor(flat["reward"], "reward")
+        # One step, or a block of them, which is checked whole before any of it is stored.
+        lead = (len(reward), envs) if reward.ndim == 2 else (envs,)
         stored = {k: x for k, x in flat.items() if k != "next_obs" and not k.startswith("next_obs.")}
         ahead = {k: x for k, x in flat.items() if k not in stored}
         if self.storage is None:
-            fields = infer_fields(stored)
+            fields = infer_fields(stored, len(lead))
             probe = Storage(0, fields, torch.device("meta"))
-            probe.check(stored, envs)
-            probe.check(ahead, envs, {k: fields[k.removeprefix("next_")] for k in ahead})
+            probe.check(stored, lead)
+            probe.check(ahead, lead, {k: fields[k.removeprefix("next_")] for k in ahead})
             self._make_storage(fields)
         assert self.storage is not None
-        now = self.storage.check(stored, envs)
-        following = self.storage.check(ahead, envs, {k: self.storage.fields[k.removeprefix("next_")] for k in ahead})
+        now = self.storage.check(stored, lead)
+        following = self.storage.check(ahead, lead, {k: self.storage.fields[k.removeprefix("next_")] for k in ahead})
         ahead = {k.removeprefix("next_"): x for k, x in following.items()}
+        if len(lead) == 1:
+            return self._add_step(now, ahead, valid)
+        slots = []
+        for t in range(lead[0]):
+            rows = ({k: x[t] for k, x in part.items()} for part in (now, ahead))
+            slots.append(self._add_step(*rows, None if valid is None else valid[t]))
+        return torch.stack(slots) if slots else torch.empty(lead, dtype=torch.int64, device=self.device)
+
+    def _add_step(self, now: dict[str, Tensor], ahead: dict[str, Tensor], valid: Tensor | None) -> Tensor:
         if self._triton is not None:
-            return self._add_triton(envs, now, ahead, valid)
+            return self._add_triton(self.state.layout.envs, now, ahead, valid)
         ended = now["terminated"] | now["truncated"]
         if valid is not None:
             valid = valid.to(self.device)
@@ -305,6 +339,7 @@ class Replay:
 
     # Priorities
 
+    @taking_turns
     def update_priorities(self, indices: Tensor, td_error: Tensor, generation: Tensor | None = None) -> None:
         """Set priorities from TD errors: p = min(|td| + eps, p_max), stored as p^alpha.
 
@@ -314,7 +349,8 @@ class Replay:
             generation: (n,) int64, `batch.generations`: an item overwritten since it was drawn keeps its priority, and
                 is counted. None updates whatever lies at the indices now, if it can be drawn.
 
-        NaN and infinite TD errors give the largest priority so far, and are counted. See `stats`.
+        NaN and infinite TD errors give the largest priority so far, and are counted. See `stats`. A finite one beyond
+        float32's range gives p_max.
 
         Raises:
             IndexError: an index out of range (CPU; a GPU ignores and counts it).
@@ -341,7 +377,7 @@ class Replay:
             return
         check_update(indices, td_error, generation)
         if td_error.dtype != torch.float32:
-            td_error = td_error.float()
+            td_error = reference.narrow(td_error)
         a = self._arrays
         where = indices.numpy()
         kept = np.empty(where.shape[0], np.int64)
@@ -375,12 +411,13 @@ class Replay:
             drawn one, on average. stale: updates dropped because the item was overwritten. bad_td_errors: NaN or
             infinite ones. out_of_range: indices ignored (GPU). empty: draws from an empty buffer (GPU).
             max_priority, total_priority, beta: floats. histogram: (counts, edges) of the priorities p_i^alpha held, in
-            ten steps a decade.
+            ten steps a decade; smaller ones count in the first.
         """
         s = self.state
         counters, status = s.counters.tolist(), s.tree.status.tolist()
         leaves = s.tree.leaves[s.tree.leaves > 0].double().log10()
-        edges = torch.arange(-130, 62, device=self.device, dtype=torch.float64) / 10
+        edges = torch.arange(-133, 62, device=self.device, dtype=torch.float64) / 10  # from 2^-44 to 2^20
+        leaves = leaves.clamp(min=edges[0])
         counts = torch.histc(leaves.cpu(), len(edges) - 1, float(edges[0]), float(edges[-1])) if len(leaves) else None
         return {
             "held": counters[HELD],
@@ -401,6 +438,7 @@ class Replay:
 
     # Keeping
 
+    @taking_turns
     def clear(self) -> None:
         """Forget every item and priority, and start the random stream again: the same seed and additions give the same
         draws. Numbers of generations go on, so updates for forgotten items are still recognised."""
@@ -408,23 +446,27 @@ class Replay:
         s.tree.leaves.zero_()
         tree_rebuild(s.tree)
         s.generation.fill_(NOTHING)
-        s.max_priority.fill_(1)
+        s.max_priority.fill_(self._first)
         for tensor in (s.step, s.head, s.episode_step, s.offset, s.tree.status, s.counters[HELD]):
             tensor.zero_()
         s.counters[DRAWN:].zero_()
 
+    @taking_turns
     def state_dict(self) -> dict[str, Any]:
         """Everything, as a nest of fresh tensors and numbers; the same draws follow wherever it is loaded."""
         return keeping.state_dict(self)
 
+    @taking_turns
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a `state_dict`, copying it.
 
         Raises:
-            ValueError: it is of another kind, layout or fields, or damaged. The buffer is as it was.
+            ValueError: it is of another kind, layout, settings or fields, or damaged. The buffer is as it was. (alpha,
+            beta and seed are taken over.)
         """
         keeping.load_state_dict(self, state)
 
+    @taking_turns
     def save(self, path: str | os.PathLike) -> None:
         """Write the buffer to a new directory `path` (safetensors and JSON), whole or not at all.
 
@@ -456,6 +498,8 @@ class Replay:
     # Parts
 
     def _make_storage(self, fields: dict[str, Field]) -> None:
+        if self.state.layout.envs:
+            check_declared_steps(fields)
         self.storage = Storage(self.state.layout.slots, fields, self._where)
         self._plan_outputs()
 
@@ -513,7 +557,8 @@ class Replay:
             a.offset,
             self.stratified,
             a.beta,
-            -1.0 if beta is None else float(beta),
+            beta is None,
+            0.0 if beta is None else float(beta),
             norm,
             smallest,
             *outputs.blocks[:2],
@@ -537,23 +582,26 @@ class Replay:
             rows = tensor.to(storage.device, non_blocking=True)
             if valid is not None:  # the others write over themselves: no shape depends on how many there are
                 took = valid.to(storage.device).view(-1, *[1] * (rows.ndim - 1))
-                rows = torch.where(took, rows, storage.tensors[name][slots])
-            storage.tensors[name].index_copy_(0, slots, rows)
+                rows = torch.where(took, movable(rows), movable(storage.tensors[name])[slots])
+            movable(storage.tensors[name]).index_copy_(0, slots, movable(rows))
 
-    def _rows(self, field: str, slots: Tensor) -> Tensor:
-        """Rows of a field, on the buffer's device, wherever it is stored."""
+    def _rows(self, field: str, slots: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Rows of a field, on the buffer's device, wherever it is stored; zeros where `keep`, like slots, is false."""
         storage = self.storage
         assert storage is not None
-        rows = storage.tensors[field].index_select(0, slots.reshape(-1).to(storage.device))
+        stored = storage.tensors[field]
+        rows = movable(stored).index_select(0, slots.reshape(-1).to(storage.device))
         # Towards a CPU the copy must have ended before anyone reads it.
         rows = rows.to(self.device, non_blocking=self.device.type != "cpu")
-        return rows.view(*slots.shape, *rows.shape[1:])
+        if keep is not None:
+            rows = torch.where(keep.view(-1, *[1] * (rows.ndim - 1)), rows, False if rows.dtype == torch.bool else 0)
+        return rows.view(stored.dtype).view(*slots.shape, *stored.shape[1:])
 
     def _new_leaf(self) -> Tensor:
         if self.max_priority_over == "all_time":
             return self.state.max_priority[0].pow(self._alpha)
         largest = tree_extrema(self.state.tree)[1]
-        return torch.where(largest > 0, largest, 1)
+        return torch.where(largest > 0, largest, self._first**self._alpha)
 
     def _new_leaf_number(self) -> np.float32:
         if self._arrays is not None and self.max_priority_over == "all_time":

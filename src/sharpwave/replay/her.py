@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sharpwave.ops._backends import integer
 from sharpwave.replay.nest import Batch, as_tensor, flatten, put
 
 Reward = Callable[[Tensor, Tensor], Tensor]
@@ -50,10 +51,13 @@ def relabel(
     Returns:
         copies T transitions, to `add` after the episode's own; new tensors, the given ones are not changed.
 
+    Raises:
+        KeyError, ValueError, TypeError: a field is missing or of another length; `reward` or `success` returned
+            anything but (n,).
+
     Source: Andrychowicz et al. 2017 (arXiv 1707.01495), section 4.5.
     """
-    if copies < 1:
-        raise ValueError(f"copies must be at least 1; got {copies}")
+    copies = integer("copies", copies, 1)
     flat = {k: as_tensor(x, k) for k, x in flatten(episode).items()}
     needed = {f"{o}.{g}" for o in ("obs", "next_obs") for g in ("achieved_goal", "desired_goal")} | {"reward"}
     if needed - flat.keys():
@@ -68,10 +72,19 @@ def relabel(
     achieved = flat["next_obs.achieved_goal"]
     goal = achieved[later.to(achieved.device)]
     out["obs.desired_goal"], out["next_obs.desired_goal"] = goal, goal.clone()
-    out["reward"] = reward(out["next_obs.achieved_goal"], goal)
+    out["reward"] = _one_each("reward", reward(out["next_obs.achieved_goal"], goal), len(t))
     if success is not None:
-        out["terminated"] = success(out["reward"])
+        out["terminated"] = _one_each("success", success(out["reward"]), len(t))
+        if out["terminated"].dtype != torch.bool:
+            raise TypeError(f"success must return bool; got {out['terminated'].dtype}: compare, as in reward == 0")
     batch = Batch()
     for path, x in out.items():
         put(batch, path, x)
     return batch
+
+
+def _one_each(name: str, values: Any, n: int) -> Tensor:
+    values = as_tensor(values, name)
+    if values.shape != (n,):
+        raise ValueError(f"{name} must return one number a transition, ({n},); got {tuple(values.shape)}")
+    return values

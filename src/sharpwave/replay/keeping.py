@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sharpwave.ops._backends import choose, present
 from sharpwave.ops.sumtree import MAX_LEAF, check_settings, tree_rebuild
+from sharpwave.replay.checks import check_declared_steps, check_kinds, declared, storage_place
 from sharpwave.replay.state import NOTHING
 from sharpwave.replay.storage import Field
 from sharpwave.run import checkpoint
@@ -19,6 +21,16 @@ if TYPE_CHECKING:
 
 _KIND = "sharpwave-replay"
 _VERSION = 1
+_KINDS = {
+    "kind": str,
+    "layout": Mapping,
+    "spec": Mapping,
+    "used": int,
+    "alpha": (int, float),
+    "tensors": Mapping,
+    "fields": Mapping,
+}
+_SETTINGS = ("gamma", "eta", "stratified", "weight_norm", "eps", "p_max", "max_priority_over")
 _DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
@@ -39,13 +51,15 @@ def load_state_dict(buffer: "Replay", state: Mapping[str, Any]) -> None:
             f"state has version {state.get('version')!r}, this sharpwave reads {_VERSION}: upgrade sharpwave"
         )
     mine = _describe(buffer)
-    if missing := (mine.keys() | {"tensors", "fields"}) - state.keys():
+    if missing := (mine.keys() | {"tensors", "fields"}) - state.keys() - {"settings"}:
         raise ValueError(f"state lacks {sorted(missing)}: it is damaged")
+    check_kinds(state, _KINDS)
     if state["kind"] != mine["kind"]:
         raise ValueError(f"state is of kind {state['kind']}, this buffer of {mine['kind']}: load it with its own kind")
     _check_layout(buffer, state["layout"], mine["layout"])
+    _check_same_settings(state.get("settings", {}), mine["settings"])
     check_settings(state["alpha"], buffer.eps, buffer.p_max)
-    if not isinstance(state["used"], int) or not 0 <= state["used"] <= buffer.state.layout.ring:
+    if not 0 <= state["used"] <= buffer.state.layout.ring:
         raise ValueError(
             f"state's 'used' must be in [0, {buffer.state.layout.ring}]; got {state['used']!r}: it is damaged"
         )
@@ -57,9 +71,7 @@ def load_state_dict(buffer: "Replay", state: Mapping[str, Any]) -> None:
         if not isinstance(given, Tensor) or given.shape != tensor.shape or given.dtype != tensor.dtype:
             raise ValueError(f"state's tensor {key!r} must be {tuple(tensor.shape)} {tensor.dtype}: it is damaged")
     _check_values(state["tensors"], buffer.state.layout.ring)
-    if unknown := {dtype for _, dtype in state["spec"].values()} - _DTYPES.keys():
-        raise ValueError(f"state holds fields of {sorted(unknown)}, which this PyTorch lacks: upgrade PyTorch")
-    spec = {k: Field(tuple(shape), _DTYPES[dtype]) for k, (shape, dtype) in state["spec"].items()}
+    spec = _fields(state["spec"], bool(buffer.state.layout.envs))
     lead = (max(buffer.state.layout.envs, 1), state["used"])
     for key, field in spec.items():
         given = state["fields"].get(key)
@@ -87,22 +99,57 @@ def load(cls: Any, path: Any, device: Any, storage: Any, backend: Any) -> "Repla
     tensors, meta = checkpoint.load(path)
     if meta.get("format") != _KIND:
         raise CheckpointError(f"{path} holds no replay buffer: give a directory that a buffer's save() wrote")
+    try:
+        check_kinds(meta, {"kind": str, "version": int, "options": Mapping, "device": str})
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     if meta["kind"] != cls.kind:
         raise CheckpointError(f"{path} holds a {meta['kind']}: load it with {meta['kind']}.load")
     if meta["version"] != _VERSION:
         raise CheckpointError(
             f"{path} has version {meta['version']!r}, this sharpwave reads {_VERSION}: upgrade sharpwave"
         )
+    device = present(meta["device"] if device is None else device)
+    storage_place(storage, device)  # the caller's own mistakes are no damage
+    choose("sumtree", device.type, backend)
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["options"].items()}
-    buffer = cls(**options, device=meta["device"] if device is None else device, storage=storage, backend=backend)
     parts = {
         name: {k.split(".", 1)[1]: t for k, t in tensors.items() if k.startswith(name)} for name in ("state", "field")
     }
+    try:
+        buffer = cls(**options, device=device, storage=storage, backend=backend)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its 'options' make no {cls.kind} ({error}): it is damaged") from error
     try:
         load_state_dict(buffer, meta | {"tensors": parts["state"], "fields": parts["field"]})
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     return buffer
+
+
+def _fields(spec: Mapping[str, Any], steps: bool) -> dict[str, Field]:
+    try:
+        if unknown := {dtype for _, dtype in spec.values()} - _DTYPES.keys():
+            raise ValueError(f"state holds fields of {sorted(unknown)}, which this PyTorch lacks: upgrade PyTorch")
+        fields = declared({k: (shape, _DTYPES[dtype]) for k, (shape, dtype) in spec.items()}) if spec else {}
+        if steps and fields:
+            check_declared_steps(fields)
+    except TypeError:
+        raise ValueError(
+            f"state's 'spec' must name each field's shape and dtype; got {spec!r:.60}: it is damaged"
+        ) from None
+    return fields
+
+
+def _check_same_settings(given: Any, mine: Mapping[str, Any]) -> None:
+    """Raise where the buffers would draw, weigh or add differently. States of before settings were kept have none."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"state's 'settings' must be a mapping; got {given!r:.60}: it is damaged")
+    differ = [f"{k}={given[k]!r}, not {mine[k]!r}" for k in mine.keys() & given.keys() if given[k] != mine[k]]
+    if differ:
+        raise ValueError(
+            f"state is of a buffer with {', '.join(sorted(differ))}: make this one with the same arguments"
+        )
 
 
 def _check_layout(buffer: "Replay", given: Mapping[str, int], mine: Mapping[str, int]) -> None:
@@ -152,6 +199,7 @@ def _check_values(t: Mapping[str, Tensor], ring: int) -> None:
 
 
 def _describe(buffer: "Replay") -> dict[str, Any]:
+    """All but tensors. (alpha, beta and the seed change with what is loaded; other arguments must be the same.)"""
     layout = buffer.state.layout
     storage = buffer.storage
     spec = {} if storage is None else {k: [list(f.shape), str(f.dtype)] for k, f in storage.fields.items()}
@@ -163,6 +211,7 @@ def _describe(buffer: "Replay") -> dict[str, Any]:
         "spec": spec,
         "used": _extent(buffer),
         "alpha": buffer.alpha,
+        "settings": {name: getattr(buffer, name) for name in _SETTINGS if hasattr(buffer, name)},
     }
 
 

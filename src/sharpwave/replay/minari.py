@@ -13,9 +13,17 @@ def transitions(episode: Any) -> Batch:
     """One `minari.EpisodeData` of T steps as fields (T, ...): obs, action, reward, next_obs, terminated, truncated.
 
     Observations, which Minari keeps T + 1 of, and actions may be dictionaries; float64 becomes float32.
+
+    Raises:
+        TypeError: an observation or action of a Tuple space, whose parts have no names.
     """
 
     def part(values: Any, rows: slice) -> Any:
+        if isinstance(values, tuple):
+            raise TypeError(
+                f"observations and actions must be arrays or dictionaries of them; got a tuple of {len(values)}, as of "
+                "a Tuple space: name its parts, as a Dict space does"
+            )
         if isinstance(values, Mapping):
             return Batch({k: part(x, rows) for k, x in values.items()})
         array = np.asarray(values)[rows]
@@ -41,10 +49,11 @@ def load(buffer: Replay, dataset: Any) -> int:
         dataset: `minari.load_dataset(...)`, or anything with `iterate_episodes()`.
 
     Returns:
-        The number of transitions added. A buffer too small keeps the last ones.
+        The number of transitions added. A buffer too small keeps the last ones; an episode of no steps adds none.
 
     Raises:
         ValueError: the buffer has several environments.
+        TypeError: see `transitions`; nothing was added.
     """
     envs = buffer.state.layout.envs
     if envs > 1:
@@ -52,6 +61,8 @@ def load(buffer: Replay, dataset: Any) -> int:
     count = 0
     for episode in dataset.iterate_episodes():
         batch = transitions(episode)
+        if not len(batch.reward):
+            continue
         if not (batch.terminated[-1] or batch.truncated[-1]):
             batch.truncated = batch.truncated.copy()
             batch.truncated[-1] = True

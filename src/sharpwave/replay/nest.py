@@ -27,10 +27,13 @@ class Batch(dict):
         else:
             self[name] = value
 
+    def __reduce__(self):
+        # A copy is of the entries alone: it must not pass for the memory that `out=` overwrites.
+        return Batch, (), None, None, iter(self.items())
 
-# What `sample` adds to the fields, and what a dict's own attributes would hide.
+
+# What `sample` adds to the fields.
 DRAWN = ("indices", "weights", "probabilities", "generations", "discount", "mask")
-_HIDDEN = frozenset(name for name in dir(dict) if not name.startswith("_"))
 
 
 def check_name(path: str) -> None:
@@ -40,7 +43,7 @@ def check_name(path: str) -> None:
             raise ValueError(
                 f"field {path!r}: {part!r} is what sample() returns beside the fields; choose another name"
             )
-        if part in _HIDDEN or not part.isidentifier():
+        if part.startswith("_") or hasattr(Batch, part) or not part.isidentifier():
             raise ValueError(f"field {path!r}: {part!r} cannot be an attribute of a batch; choose another name")
 
 
@@ -87,18 +90,28 @@ def find(nest: Mapping[str, Any], path: str) -> Any:
 
 
 def as_tensor(value: Any, path: str) -> Tensor:
-    """A tensor that shares memory with `value` where it can.
+    """A tensor that shares memory with `value` where it can: not with an array of negative strides, of another
+    machine's byte order, or that is read-only.
 
     Raises:
         TypeError: neither tensor nor array, nor numbers that make one.
+        ValueError: a sparse or nested tensor, or one on device "meta".
     """
     if isinstance(value, Tensor):
+        if value.is_meta or value.layout != torch.strided or value.is_nested:
+            kind = "on device 'meta'" if value.is_meta else "that is nested" if value.is_nested else str(value.layout)
+            raise ValueError(f"field {path!r} must be a dense tensor with values; got one {kind}")
         return value.detach() if value.requires_grad else value
     try:
         array = np.asarray(value)
         if array.dtype.hasobject or array.dtype.kind in "USMm":
             raise TypeError(array.dtype)
-        return torch.from_numpy(array if array.flags.writeable and array.dtype.isnative else array.copy())
+        if not (array.flags.writeable and array.dtype.isnative):
+            array = array.astype(array.dtype.newbyteorder("="), order="C")
+        try:
+            return torch.from_numpy(array)
+        except ValueError:  # strides that PyTorch lacks
+            return torch.from_numpy(array.copy(order="C"))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"field {path!r} must be a tensor or an array of numbers; got {type(value).__name__} ({error})"

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharpwave.ops._backends import Backend
+from sharpwave.ops._backends import Backend, integer
 from sharpwave.ops.sumtree import tree_extrema
 from sharpwave.replay import windows
-from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, beta_numbers, check_integer
-from sharpwave.replay.core import Replay, Shape
+from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, draw_beta
+from sharpwave.replay.core import Replay, Shape, taking_turns
 from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch
 from sharpwave.replay.state import Layout
@@ -23,7 +23,7 @@ class PrioritizedReplay(Replay):
     """Proportional prioritized replay (Schaul et al. 2016), on the device where the network is.
 
         P(i) = p_i^alpha / sum_k p_k^alpha          w_i = (N P(i))^-beta, divided by the largest
-        p_i = min(|td_i| + eps, p_max)              a new item has the largest p so far, 1 at first
+        p_i = min(|td_i| + eps, p_max)              a new item has the largest p so far (*)
 
     ```python
     import torch
@@ -43,7 +43,7 @@ class PrioritizedReplay(Replay):
         alpha: exponent of priorities, >= 0; 0 draws uniformly.
         beta: exponent of the importance weights, >= 0; or (first, last, draws), which goes from first to last over that
             many drawn items, counted on the device.
-        eps, p_max: bounds of p.
+        eps, p_max: bounds of p. (*) The first items have p = 1, or the bound nearest to it.
         seed: of the draws.
         n_step: rewards summed before bootstrapping, when the item is drawn; more than 1 needs num_envs.
         gamma: discount of one step.
@@ -60,6 +60,9 @@ class PrioritizedReplay(Replay):
             new directory of memory-mapped files. Where it is not the device, sample() waits for the indices.
         fields: {name: (shape of one item, dtype)}, or None: taken from the first `add`.
         backend: "auto" follows the device; "reference" is plain PyTorch.
+
+    Threads may share a buffer: their calls take turns. (A batch is the caller's, so give each thread its own `out`; on
+    a GPU let them use one stream.)
 
     Deterministic: equal seeds and calls give equal draws, on every device. On a GPU nothing in add, sample and
     update_priorities waits, and a captured graph of them can be replayed while the buffer fills, wraps and overwrites.
@@ -88,10 +91,9 @@ class PrioritizedReplay(Replay):
         fields: Mapping[str, Any] | None = None,
         backend: Backend = "auto",
     ):
-        for name, number in (("capacity", capacity), ("n_step", n_step), ("frame_stack", frame_stack)):
-            check_integer(name, number, 1)
-        if num_envs is not None:
-            check_integer("num_envs", num_envs, 1)
+        capacity, n_step = integer("capacity", capacity, 1), integer("n_step", n_step, 1)
+        frame_stack = integer("frame_stack", frame_stack, 1)
+        num_envs = None if num_envs is None else integer("num_envs", num_envs, 1)
         if num_envs is None and (n_step > 1 or frame_stack > 1):
             raise ValueError("n_step and frame_stack above 1 need num_envs: only then are steps kept in time order")
         if not 0 <= gamma <= 1:
@@ -122,12 +124,14 @@ class PrioritizedReplay(Replay):
             layout, device, storage=storage, fields=fields, backend=backend, options=own | common, **common
         )
 
+    @taking_turns
     def sample(self, n: int, beta: float | Tensor | None = None, out: Batch | None = None) -> Batch:
         """Draw n items, with replacement, in proportion to p^alpha.
 
         Args:
             n: how many, >= 1.
-            beta: for this draw; a float or a 0-d float32 tensor on the device. None: the buffer's own.
+            beta: for this draw; a float or a 0-d float32 tensor on the device (a GPU does not look at its value). None:
+                the buffer's own.
             out: a batch of n that this buffer returned before: its tensors are overwritten, and nothing is allocated.
 
         Returns:
@@ -141,13 +145,11 @@ class PrioritizedReplay(Replay):
         Nothing to draw raises on a CPU. On a GPU, where that would have to wait, weights are 0, generations -2.
 
         Raises:
-            ValueError: n < 1; beta < 0; `out` not of this buffer; nothing to draw (CPU).
+            ValueError: n < 1; beta < 0 or not finite; `out` not of this buffer; nothing to draw (CPU).
         """
         if self.storage is None:
             raise ValueError("sample() from an empty buffer: add() transitions first")
-        check_integer("n", n, 1)
-        if beta is not None and not isinstance(beta, Tensor):
-            beta = beta_numbers(beta)[0]
+        n, beta = integer("n", n, 1), draw_beta(beta, self.device)
         if self._arrays is None:
             sample = self._sample_plain if self._triton is None else self._sample_triton
             return sample(n, beta, out)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharpwave.ops._backends import Backend
+from sharpwave.ops._backends import Backend, integer
 from sharpwave.ops.sumtree import tree_extrema
 from sharpwave.replay import windows
-from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, beta_numbers, check_integer
-from sharpwave.replay.core import Replay, Shape
+from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, draw_beta
+from sharpwave.replay.core import Replay, Shape, taking_turns
 from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch
 from sharpwave.replay.state import Layout
@@ -54,7 +54,7 @@ class SequenceReplay(Replay):
             PrioritizedReplay.
 
     A window lies in one environment and one episode, and never crosses the write head, at the ring's seam too. Each
-    step's recurrent state is a field like any other. Deterministic.
+    step's recurrent state is a field like any other. Deterministic, and for several threads, as PrioritizedReplay.
 
     Source: Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning" (R2D2).
     """
@@ -84,14 +84,9 @@ class SequenceReplay(Replay):
         fields: Mapping[str, Any] | None = None,
         backend: Backend = "auto",
     ):
-        for name, number, least in (
-            ("capacity", capacity, 1),
-            ("num_envs", num_envs, 1),
-            ("length", length, 1),
-            ("burn_in", burn_in, 0),
-            ("period", period, 1),
-        ):
-            check_integer(name, number, least)
+        capacity, num_envs = integer("capacity", capacity, 1), integer("num_envs", num_envs, 1)
+        length, burn_in = integer("length", length, 1), integer("burn_in", burn_in, 0)
+        period = integer("period", period, 1)
         if not 0 <= eta <= 1:
             raise ValueError(f"eta must be in [0, 1]; got {eta}")
         self.length, self.burn_in, self.eta = length, burn_in, float(eta)
@@ -117,6 +112,7 @@ class SequenceReplay(Replay):
         options = dict(capacity=capacity) | own | common
         super().__init__(layout, device, storage=storage, fields=fields, backend=backend, options=options, **common)
 
+    @taking_turns
     def sample(self, n: int, beta: float | Tensor | None = None, out: Batch | None = None) -> Batch:
         """Draw n windows, with replacement, in proportion to p^alpha.
 
@@ -130,13 +126,11 @@ class SequenceReplay(Replay):
             `PrioritizedReplay.sample`.
 
         Raises:
-            ValueError: n < 1; beta < 0; `out` not of this buffer; no window to draw (CPU).
+            ValueError: n < 1; beta < 0 or not finite; `out` not of this buffer; no window to draw (CPU).
         """
         if self.storage is None:
             raise ValueError("sample() from an empty buffer: add() steps first")
-        check_integer("n", n, 1)
-        if beta is not None and not isinstance(beta, Tensor):
-            beta = beta_numbers(beta)[0]
+        n, beta = integer("n", n, 1), draw_beta(beta, self.device)
         if self._arrays is not None and self.storage.device.type == "cpu":
             outputs = self._new_outputs(n) if out is None else self._own(out, n)
             self._sample_cpu(outputs, beta)
@@ -169,10 +163,7 @@ class SequenceReplay(Replay):
         mask[:, 1:] = goes_on[:, :-1].cumprod(1).bool()
         last = windows.move(drawn.indices, mask.sum(1), layout.ring)
         for path in storage.fields:
-            rows = self._rows(path, slots)
-            values[path] = (
-                torch.where(mask.view(*mask.shape, *[1] * (rows.ndim - 2)), rows, 0) if layout.short else rows
-            )
+            values[path] = self._rows(path, slots, mask if layout.short else None)
             if path == "obs" or path.startswith("obs."):
                 values[f"next_{path}"] = self._rows(path, last)
         values["mask"] = mask
@@ -183,6 +174,7 @@ class SequenceReplay(Replay):
         assert out is not None
         return out
 
+    @taking_turns
     def update_priorities(
         self, indices: Tensor, td_error: Tensor, generation: Tensor | None = None, mask: Tensor | None = None
     ) -> None:
@@ -211,9 +203,6 @@ class SequenceReplay(Replay):
     def _plan_outputs(self) -> None:
         storage, span = self.storage, self.state.layout.span
         assert storage is not None
-        missing = {"reward", "terminated", "truncated"} - storage.fields.keys()
-        if missing:
-            raise ValueError(f"fields must hold reward, terminated and truncated; missing {sorted(missing)}")
         groups: dict[Shape, list[str]] = {((), torch.int64): ["indices", "generations"]}
         groups[(), torch.float32] = ["weights", "probabilities"]
         groups[(span,), torch.bool] = ["mask"]

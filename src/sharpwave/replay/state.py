@@ -74,7 +74,7 @@ class State:
         return {name: getattr(self, name) for name in names} | {"leaves": self.tree.leaves, "status": self.tree.status}
 
 
-def new_state(layout: Layout, device: torch.device, extrema: bool) -> State:
+def new_state(layout: Layout, device: torch.device, extrema: bool, max_priority: float) -> State:
     """An empty buffer's state; beta and seed are still 0."""
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -88,7 +88,7 @@ def new_state(layout: Layout, device: torch.device, extrema: bool) -> State:
         head=zeros(max(layout.envs, 1)),
         episode_step=zeros(layout.envs),
         counters=zeros(4),
-        max_priority=torch.ones(1, device=device),
+        max_priority=torch.full((1,), max_priority, device=device),
         beta=zeros(3, dtype=torch.float32),
         offset=zeros(1),
         seed=zeros(),

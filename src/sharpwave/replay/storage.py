@@ -23,6 +23,9 @@ NUMPY = {
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 } | {torch.bfloat16: (np.dtype(np.int16), False)}
+# PyTorch's operators know these only to copy them: as numbers with a sign the same bits pass through all of them.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_LEADS = ("batch", "num_envs", "steps, num_envs")
 _LAYOUT = "sharpwave-replay.json"
 
 
@@ -75,39 +78,39 @@ class Storage:
         self.row_bytes = {k: f.bytes for k, f in fields.items()}
 
     def check(
-        self, flat: Mapping[str, object], envs: int | None = None, fields: Mapping[str, Field] | None = None
+        self,
+        flat: Mapping[str, object],
+        lead: tuple[int, ...] | None = None,
+        fields: Mapping[str, Field] | None = None,
     ) -> dict[str, Tensor]:
-        """The fields (or these `fields`) of one `add` as tensors of their dtypes, of one batch size (`envs` if given).
+        """The fields (or these `fields`) of one `add` as tensors of their dtypes.
+
+        Args:
+            lead: what comes before an item's shape: (environments,) or (steps, environments). None: any one batch size.
 
         Raises:
             KeyError: a field missing or new.
-            ValueError: a wrong shape.
+            ValueError: a wrong shape, or numbers that the field cannot hold.
             TypeError: a wrong dtype, or no tensor.
         """
+        of_steps = lead is not None
         fields = self.fields if fields is None else fields
         if flat.keys() != fields.keys():
             missing, new = fields.keys() - flat.keys(), flat.keys() - fields.keys()
             raise KeyError(
                 f"add() must get the fields {sorted(fields)}: missing {sorted(missing)}, unknown {sorted(new)}"
             )
-        tensors, size = {}, envs
+        tensors = {}
         for path, spec in fields.items():
             tensor = as_tensor(flat[path], path)
-            if tensor.ndim == 0 or tuple(tensor.shape[1:]) != spec.shape:
-                raise ValueError(f"field {path!r} must be (batch, *{spec.shape}); got {tuple(tensor.shape)}")
-            size = tensor.shape[0] if size is None else size
-            if tensor.shape[0] != size:
-                want = f"num_envs = {size} rows" if envs else f"{size} items, as the others"
-                raise ValueError(f"field {path!r} must hold {want}; got {tensor.shape[0]}")
-            if tensor.is_meta or tensor.layout != torch.strided:
-                kind = "on device 'meta'" if tensor.is_meta else str(tensor.layout)
-                raise ValueError(f"field {path!r} must be a dense tensor with values; got one {kind}")
+            found = tensor.shape[:1] if lead is None else lead
+            if not found or tensor.shape != (*found, *spec.shape):
+                raise _wrong_shape(path, tensor.shape, spec.shape, lead, of_steps)
+            lead = found
             if tensor.dtype != spec.dtype:
                 if path not in FIXED_DTYPES:
                     raise TypeError(f"field {path!r} must be {spec.dtype}; got {tensor.dtype}: convert it before add()")
-                if spec.dtype == torch.bool and tensor.is_cpu and not ((tensor == 0) | (tensor == 1)).all():
-                    raise ValueError(f"field {path!r} tells whether an episode ended: it must be bool, or hold 0 and 1")
-                tensor = tensor.to(spec.dtype)
+                tensor = _fixed(tensor, spec.dtype, path)
             tensors[path] = tensor
         return tensors
 
@@ -118,20 +121,58 @@ def check_directory(directory: Path) -> None:
         raise ValueError(f"storage directory {directory} exists and is not empty: choose another; nothing was changed")
 
 
-def infer_fields(flat: Mapping[str, object]) -> dict[str, Field]:
-    """Fields from the first batch: shape without the leading dimension, dtype as it comes (but see FIXED_DTYPES)."""
+def _wrong_shape(
+    path: str, given: tuple[int, ...], item: tuple[int, ...], lead: tuple[int, ...] | None, of_steps: bool
+) -> ValueError:
+    depth = len(lead) if lead else 1
+    names = _LEADS[depth if of_steps else 0]
+    if len(given) < depth or tuple(given[depth:]) != item:
+        return ValueError(f"field {path!r} must be ({names}, *{item}); got {tuple(given)}")
+    assert lead is not None
+    want = {
+        "batch": f"{lead[0]} items, as the others",
+        "num_envs": f"num_envs = {lead[-1]} rows",
+        "steps, num_envs": f"{lead[0]} steps of num_envs = {lead[-1]} rows",
+    }[names]
+    return ValueError(f"field {path!r} must hold {want}; got {tuple(given[:depth])}")
+
+
+def _fixed(tensor: Tensor, dtype: torch.dtype, path: str) -> Tensor:
+    """As the dtype that FIXED_DTYPES has for it; on a CPU, where looking is free, only if it can hold the numbers."""
+    if dtype == torch.bool and tensor.is_cpu and not ((tensor == 0) | (tensor == 1)).all():
+        raise ValueError(f"field {path!r} tells whether an episode ended: it must be bool, or hold 0 and 1")
+    if tensor.is_complex():
+        raise TypeError(f"field {path!r} is kept as {dtype}; got {tensor.dtype}: add its real part")
+    converted = tensor.to(dtype)
+    if tensor.dtype == torch.float64 and tensor.is_cpu and not math.isfinite(converted.sum()):
+        lost = converted.isinf() & ~tensor.isinf()
+        if lost.any():
+            raise ValueError(f"field {path!r} is kept as {dtype}, which cannot hold {tensor[lost][0].item()}: scale it")
+    return converted
+
+
+def infer_fields(flat: Mapping[str, object], depth: int = 1) -> dict[str, Field]:
+    """Fields from the first batch: shape without the `depth` leading dimensions, dtype as it comes (but see
+    FIXED_DTYPES)."""
+    names = _LEADS[depth]
     fields = {}
     for path, value in flat.items():
         check_name(path)
         tensor = as_tensor(value, path)
         if tensor.ndim == 0:
-            raise ValueError(f"field {path!r} must be (batch, ...); got a scalar: add a leading batch dimension")
-        if path in FIXED_DTYPES and tensor.ndim != 1:
-            raise ValueError(f"field {path!r} must be (batch,), one number an item; got {tuple(tensor.shape)}")
-        fields[path] = Field(tuple(tensor.shape[1:]), FIXED_DTYPES.get(path, tensor.dtype))
+            raise ValueError(f"field {path!r} must be ({names}, ...); got a scalar: add a leading batch dimension")
+        if tensor.ndim < depth or (path in FIXED_DTYPES and tensor.ndim != depth):
+            want = f"({names}), one number an item" if path in FIXED_DTYPES else f"({names}, ...)"
+            raise ValueError(f"field {path!r} must be {want}; got {tuple(tensor.shape)}")
+        fields[path] = Field(tuple(tensor.shape[depth:]), FIXED_DTYPES.get(path, tensor.dtype))
     if not fields:
         raise ValueError("add() must get at least one field, such as obs=..., action=..., reward=...")
     return fields
+
+
+def movable(tensor: Tensor) -> Tensor:
+    """A view that every operator takes, for what only moves its items."""
+    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
 def as_array(tensor: Tensor) -> np.ndarray:

@@ -20,6 +20,7 @@ from sharpwave.ops.sumtree import (
     tree_update_priorities,
 )
 from sharpwave.ops.sumtree.reference import EMPTY, INVALID, OUT_OF_RANGE, STALE
+from sharpwave.replay.checks import check_kinds, check_tensors
 
 
 class SumTree:
@@ -185,22 +186,18 @@ class SumTree:
         ):
             given = type(state).__name__ if not isinstance(state, Mapping) else f"one without {sorted(missing)}"
             raise ValueError(f"state must be what a SumTree's state_dict() returned; got {given}")
-        values, seed = torch.as_tensor(state["values"]), int(state["seed"])
+        check_kinds(state, {"values": Tensor, "seed": int})
+        values, seed = state["values"], state["seed"]
         if values.shape != (self.capacity,):
             raise ValueError(f"the state holds {values.numel()} values; this tree has capacity {self.capacity}")
-        for name, like, largest in (
-            ("values", self.tree.leaves, MAX_LEAF),
-            ("status", self.tree.status, 2**63 - 1),
-            ("offset", self.offset, 2**48 - 1),
-        ):
-            x = state[name]
-            if not isinstance(x, Tensor) or x.shape != like.shape or x.dtype != like.dtype:
-                raise ValueError(f"state's {name!r} must be {tuple(like.shape)} {like.dtype}: it is damaged")
-            good = (x >= 0) & (x <= largest)
-            if not good.all():
-                raise ValueError(
-                    f"state's {name!r} must be in [0, {largest:.0f}]; got {x[~good][0].item()}: it is damaged"
-                )
+        check_tensors(
+            state,
+            {
+                "values": (self.tree.leaves, MAX_LEAF),
+                "status": (self.tree.status, 2**63 - 1),
+                "offset": (self.offset, 2**48 - 1),
+            },
+        )
         self.tree.leaves.copy_(values)
         tree_rebuild(self.tree, backend=self._backend)
         self.tree.status.copy_(state["status"])

@@ -85,7 +85,9 @@ def sequence_td(td_error: Tensor, eta: float, mask: Tensor | None = None) -> Ten
 
     Source: Kapturowski et al. 2019 (R2D2), section 2.3, eta = 0.9.
     """
-    size = td_error.abs().float()
+    size = td_error.abs()
+    if size.dtype != torch.float64:  # whose numbers may be too large for float32
+        size = size.float()
     if mask is None:
         return eta * size.amax(1) + (1 - eta) * size.mean(1)
     size = torch.where(mask, size, 0)

@@ -82,6 +82,43 @@ def test_alpha_changes_what_is_held():
     torch.testing.assert_close(sampler.tree.leaves[:2], torch.tensor([1.0, 16.0]), rtol=1e-5, atol=0)
 
 
+def test_priorities_are_kept_in_proportion_or_refused():
+    _, sampler = filled(3, 8, alpha=0.6, eps=0.0)
+    sampler.update_priority(torch.arange(3), torch.tensor([0.0, 1e8, 1e9]))
+    leaves = sampler.tree.leaves[:3]
+    assert leaves[2] / leaves[1] == pytest.approx(10**0.6, rel=1e-5) and 0 < leaves[0] < 1e-12
+    for bad in (-1.0, 1e12):
+        with pytest.raises(ValueError, match=r"priority must be in \[0, 1.08.*e\+10\]"):
+            sampler.update_priority(torch.arange(1), torch.tensor([bad]))
+    _, steep = filled(3, 8, alpha=1.5)
+    steep.update_priority(torch.arange(3), torch.tensor([1.0, 4.0, 9.0]))
+    torch.testing.assert_close(steep.tree.leaves[:3], torch.tensor([1.0, 8.0, 27.0]), rtol=1e-5, atol=0)
+    with pytest.raises(ValueError, match=r"alpha must be in \[0, 4\]"):
+        steep.alpha = 5.0
+    assert steep.alpha == 1.5
+    for options in (dict(alpha=9.0), dict(eps=-1.0), dict(alpha=float("nan"))):
+        with pytest.raises(ValueError, match=r"alpha must be in \[0, 4\] and eps"):
+            PrioritizedSampler(8, **dict(alpha=0.6, beta=0.4) | options)
+
+
+def test_a_damaged_state_is_refused():
+    _, sampler = filled(3, 8)
+    state = sampler.state_dict()
+    for change in (
+        dict(leaves=torch.full((8,), torch.nan)),
+        dict(leaves=-state["leaves"]),
+        dict(offset=torch.tensor([2**50])),
+        dict(largest=torch.tensor([torch.inf])),
+        dict(alpha="1"),
+        dict(beta=-1.0),
+        dict(seed=None),
+    ):
+        with pytest.raises(ValueError, match=min(change)):
+            sampler.load_state_dict(state | change)
+    assert torch.equal(sampler.tree.leaves, state["leaves"])
+    sampler.load_state_dict(state)
+
+
 def test_a_tensordict_is_a_batch_for_our_own_buffer():
     buffer = PrioritizedReplay(10)
     data = TensorDict({"obs": TensorDict({"image": torch.zeros(4, 2)}, [4]), "action": torch.arange(4)}, [4])

@@ -116,7 +116,8 @@ def sample_cdf(
         seed: the stream's key, an int or a 0-d int64 tensor (on cdf's device, read when the kernel runs, so a replayed
             graph can be reseeded).
         offset: int64 tensor of one element on cdf's device, in [0, 2^48): the number of the next draw. It is advanced
-            by the draws taken (n; m without replacement), on the device, so a replayed graph draws anew.
+            by the draws taken (n; m without replacement), on the device, so a replayed graph draws anew. Out of range
+            raises on a CPU; a GPU does not look.
         stratified: one draw in each n-th of the total instead of independent draws; indices come out sorted.
         replacement: False draws distinct indices, in the order of successive draws without replacement (exponential
             clocks of rate w_i, Efraimidis and Spirakis 2006); not together with `stratified`.
@@ -136,8 +137,7 @@ def sample_cdf(
         raise ValueError(f"cdf must be (m,) with m >= 1; got shape {tuple(cdf.shape)}")
     if cdf.dtype != torch.float32:
         raise TypeError(f"cdf must be float32; got {cdf.dtype}")
-    if n < 1:
-        raise ValueError(f"n must be at least 1; got {n}")
+    n = _backends.integer("n", n, 1)
     if not replacement and n > cdf.numel():
         raise ValueError(f"n must be at most {cdf.numel()}, the cdf's length, when replacement=False; got {n}")
     if stratified and not replacement:
@@ -190,8 +190,7 @@ def draw_segments(
         raise ValueError(f"weight must be (N,) with N >= 1; got shape {tuple(weight.shape)}")
     if weight.dtype != torch.float32:
         raise TypeError(f"weight must be float32; got {weight.dtype}")
-    if n < 1:
-        raise ValueError(f"n must be at least 1; got {n}")
+    n = _backends.integer("n", n, 1)
     if not 0 <= eps <= 1e30:  # which the largest float32 and this add up to the largest float32
         raise ValueError(f"eps must be in [0, 1e30]; got {eps}")
     if beta.numel() != 1 or beta.dtype != torch.float32 or beta.device != weight.device:
@@ -223,6 +222,10 @@ def check_offset(offset: Tensor, device: torch.device) -> None:
             f"offset must be an int64 tensor of one element on {device}; got {tuple(offset.shape)} {offset.dtype} on "
             f"{offset.device}"
         )
+    # A device would have to be waited for, and what is traced has no value yet.
+    known = offset.is_cpu and type(offset) is Tensor and not torch.compiler.is_compiling()
+    if known and not 0 <= offset.item() < 2**48:
+        raise ValueError(f"offset must be in [0, 2^48), the number of the next draw; got {offset.item()}")
 
 
 def _checked_build(weights: Tensor, out: Tensor | None, serial: bool, backend: str) -> Tensor:
@@ -240,6 +243,8 @@ def _checked_build(weights: Tensor, out: Tensor | None, serial: bool, backend: s
         )
     if not out.is_contiguous():
         raise ValueError(f"out must be contiguous; got strides {out.stride()}")
+    if out.requires_grad:
+        raise ValueError("out must not require a gradient, which prefix sums lack: pass out.detach()")
     _backends.require_apart(out, weights=weights)
     _build_out_op(weights, out, serial, backend)
     return out

@@ -96,7 +96,8 @@ def sum_tree(
         RuntimeError: a GPU is asked for, and PyTorch sees none.
     """
     device = _backends.present(device)
-    if not 0 < capacity < 2**31:
+    capacity = _backends.integer("capacity", capacity, 1)
+    if capacity >= 2**31:
         raise ValueError(f"capacity must be in [1, 2^31); got {capacity}")
     if fanout is None:
         fanout = 16 if device.type == "cpu" else 32
@@ -176,7 +177,8 @@ def tree_update_priorities(
 
         p_k = min(|td_error_k| + eps, p_max);   leaf[indices_k] = p_k^alpha;   max_priority = max(max_priority, p_k)
 
-    A NaN or infinite TD error gives p_k = the new max_priority, and is counted in tree.status.
+    A NaN or infinite TD error gives p_k = the new max_priority, and is counted in tree.status. A finite float64 one
+    beyond float32's range counts as its largest number.
 
     Args:
         tree: changed in place.
@@ -221,7 +223,7 @@ def tree_update_priorities(
         kernels.update_priorities_arrays(
             tree.arrays,
             indices.numpy(),
-            kernels.float32_array(td_error),
+            kernels.float32_array(reference.narrow(td_error)),
             max_priority.view(1).numpy(),
             None if generation is None else generation.numpy(),
             None if generations is None else generations.numpy(),
@@ -281,8 +283,7 @@ def tree_sample(
 
     Source: the proportional variant of Schaul et al. 2016 (arXiv 1511.05952), appendix B.2.1.
     """
-    if n < 1:
-        raise ValueError(f"n must be at least 1; got {n}")
+    n = _backends.integer("n", n, 1)
     number, seed_tensor = split_seed(seed, tree.storage.device)
     check_offset(offset, tree.storage.device)
     if out is not None:

@@ -18,6 +18,7 @@ from sharpwave.ops.sumtree import reference
 CHUNK = 8192
 
 _MAX_LEAF = tl.constexpr(reference.MAX_LEAF)
+_MOST = tl.constexpr(torch.finfo(torch.float32).max)
 _TO_HIGH = tl.constexpr(2.0 ** (reference.FRACTION_BITS - 32))
 _INVALID = tl.constexpr(reference.INVALID)
 _OUT_OF_RANGE = tl.constexpr(reference.OUT_OF_RANGE)
@@ -62,6 +63,15 @@ def _valid(value):
 
 
 @triton.jit
+def _narrow(x):
+    """`reference.narrow`."""
+    if x.dtype == tl.float64:
+        finite = tl.abs(x) < float("inf")
+        x = tl.where(finite, tl.minimum(tl.maximum(x, -_MOST), _MOST), x)
+    return x.to(tl.float32)
+
+
+@triton.jit
 def _bound(
     bound,
     leaves_ptr,
@@ -82,7 +92,7 @@ def _bound(
     """
     for first in range(0, n, BLOCK_LATER):
         item = first + tl.arange(0, BLOCK_LATER)
-        td_error = tl.load(values_ptr + item, mask=item < n, other=float("inf")).to(tl.float32)
+        td_error = _narrow(tl.load(values_ptr + item, mask=item < n, other=float("inf")))
         index = tl.load(indices_ptr + item, mask=item < n, other=-1)
         counts = (tl.abs(td_error) < float("inf")) & (index >= 0) & (index < capacity)
         if GENERATIONS:
@@ -155,7 +165,7 @@ def _update_kernel(
     later = start + tl.arange(0, BLOCK_LATER)[None, :]
     here = item < n
     index = tl.load(indices_ptr + item, mask=here, other=-1)
-    value = tl.load(values_ptr + item, mask=here, other=0.0).to(tl.float32)
+    value = _narrow(tl.load(values_ptr + item, mask=here, other=0.0))
     their_index = tl.load(indices_ptr + later, mask=later < n, other=-1)
     given = index
     their_generation = their_index

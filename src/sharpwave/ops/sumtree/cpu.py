@@ -384,7 +384,7 @@ def tree_update_priorities(
     update_priorities_arrays(
         arrays(leaves, nodes, extrema, status, capacity, fanout),
         indices.numpy(),
-        float32_array(td_error),
+        float32_array(reference.narrow(td_error)),
         max_priority.view(1).numpy(),
         None if generation is None else generation.numpy(),
         None if generations is None else generations.numpy(),

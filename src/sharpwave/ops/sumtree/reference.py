@@ -61,6 +61,14 @@ def clean(values: Tensor, clamp: bool) -> tuple[Tensor, Tensor]:
     return values, valid
 
 
+def narrow(td_error: Tensor) -> Tensor:
+    """As float32. Finite float64 numbers beyond its range become its largest: a large TD error is not a bad one."""
+    if td_error.dtype == torch.float64:
+        most = torch.finfo(torch.float32).max
+        td_error = torch.where(td_error.isinf(), td_error, td_error.clamp(-most, most))
+    return td_error.float()
+
+
 def tree_update(
     leaves: Tensor,
     nodes: Tensor,
@@ -123,7 +131,7 @@ def tree_update_priorities(
     if indices.device.type == "cpu" and not max_priority >= 0:
         raise bad_maximum(max_priority.item())
     status[OUT_OF_RANGE] += (~in_range).sum()
-    indices, td_error = indices[in_range], td_error[in_range].float()
+    indices, td_error = indices[in_range], narrow(td_error[in_range])
     if generation is not None and generations is not None:
         given = generation[in_range]
         fresh = (given >= 0) & (given == generations[indices]) & (leaves[indices] > 0)

@@ -136,13 +136,14 @@ def draw(
     offset,
     stratified,
     betas,
+    own_beta,
     beta,
     norm,
     smallest,
     ints,
     floats,
 ):
-    """`reference.draw`; False if there is nothing to draw. A negative beta means the buffer's own.
+    """`reference.draw`; False if there is nothing to draw. With own_beta, beta is the buffer's own.
 
     ints (2 or more, B): indices, generations. floats (2 or more, B): weights, probabilities.
     """
@@ -150,7 +151,7 @@ def draw(
     weights, probabilities = floats[0], floats[1]
     n = indices.shape[0]
     total = np.empty(1)
-    power = np.float64(_current_beta(betas, offset)) if beta < 0 else beta
+    power = np.float64(_current_beta(betas, offset)) if own_beta else beta
     # The leaves pass through `weights`.
     if not tree.sample(leaves, nodes, offsets, shift, seed[0], offset, stratified, indices, weights, total):
         return False
