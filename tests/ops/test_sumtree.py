@@ -374,6 +374,16 @@ def test_priorities_by_hand(backend, device):
 
 
 @backends(*ALL)
+def test_a_finite_td_error_is_never_bad(backend, device):
+    tree, top = filled([1.0, 1.0, 1.0, 1.0], device), torch.ones(1, device=device)
+    td = torch.tensor([-1e300, 2.0, torch.inf, torch.nan], dtype=torch.float64, device=device)
+    indices = torch.arange(4, device=device)
+    tree_update_priorities(tree, indices, td, top, alpha=1.0, eps=1e-6, p_max=100.0, backend=backend)
+    assert tree.leaves.tolist() == pytest.approx([100.0, 2.0, 100.0, 100.0], rel=1e-5)
+    assert tree.status[exact.INVALID] == 2 and top.item() == 100.0
+
+
+@backends(*ALL)
 def test_alpha_zero_is_uniform_and_p_max_holds(backend, device):
     tree, top = sum_tree(3, device), torch.ones(1, device=device)
     index, td_error = torch.arange(3, device=device), torch.tensor([0.0, 5.0, 1e30], device=device)

@@ -49,7 +49,7 @@ _R = TypeVar("_R")
 
 
 def taking_turns(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
-    """A method of a buffer that no other thread's comes in between of."""
+    """A method that other threads' calls wait for: an item is several writes, which nobody may see half done."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -171,6 +171,7 @@ class Replay:
         largest = tree_extrema(self.state.tree)[1]
         return torch.where(largest > 0, largest.pow(1 / self._alpha) if self._alpha > 0 else largest, self._first)
 
+    @taking_turns
     def priorities(self, indices: Tensor) -> Tensor:
         """p_i^alpha of the given items, (n,) float32.
 
@@ -266,7 +267,7 @@ class Replay:
         stored = {k: x for k, x in flat.items() if k != "next_obs" and not k.startswith("next_obs.")}
         ahead = {k: x for k, x in flat.items() if k not in stored}
         if self.storage is None:
-            fields = infer_fields(stored, len(lead))
+            fields = infer_fields(stored, lead)
             probe = Storage(0, fields, torch.device("meta"))
             probe.check(stored, lead)
             probe.check(ahead, lead, {k: fields[k.removeprefix("next_")] for k in ahead})
@@ -403,6 +404,7 @@ class Replay:
             raise reference.index_error(indices[(indices < 0) | (indices >= s.layout.slots)], s.layout.slots)
         self._refresh_extrema(kept[:count])
 
+    @taking_turns
     def stats(self) -> dict[str, Any]:
         """What a log line shows. Reading it waits for the device.
 

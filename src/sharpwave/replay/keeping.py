@@ -128,16 +128,13 @@ def load(cls: Any, path: Any, device: Any, storage: Any, backend: Any) -> "Repla
 
 
 def _fields(spec: Mapping[str, Any], steps: bool) -> dict[str, Field]:
-    try:
-        if unknown := {dtype for _, dtype in spec.values()} - _DTYPES.keys():
-            raise ValueError(f"state holds fields of {sorted(unknown)}, which this PyTorch lacks: upgrade PyTorch")
-        fields = declared({k: (shape, _DTYPES[dtype]) for k, (shape, dtype) in spec.items()}) if spec else {}
-        if steps and fields:
-            check_declared_steps(fields)
-    except TypeError:
-        raise ValueError(
-            f"state's 'spec' must name each field's shape and dtype; got {spec!r:.60}: it is damaged"
-        ) from None
+    if not all(isinstance(x, (list, tuple)) and len(x) == 2 and isinstance(x[1], str) for x in spec.values()):
+        raise ValueError(f"state's 'spec' must hold each field's shape and dtype; got {spec!r:.80}: it is damaged")
+    if unknown := {dtype for _, dtype in spec.values()} - _DTYPES.keys():
+        raise ValueError(f"state holds fields of {sorted(unknown)}, which this PyTorch lacks: upgrade PyTorch")
+    fields = declared({k: (shape, _DTYPES[dtype]) for k, (shape, dtype) in spec.items()}) if spec else {}
+    if steps and fields:
+        check_declared_steps(fields)
     return fields
 
 

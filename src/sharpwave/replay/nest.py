@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 class Batch(dict):
-    """A dict whose entries are attributes too: `batch.obs` is `batch["obs"]`; nested fields are Batches."""
+    """A dict whose entries are attributes too: `batch.obs` is `batch["obs"]`; nested fields are Batches.
+
+    Copied and pickled as any dict; a copy is no batch for `out=`.
+    """
 
     __slots__ = ("_outputs",)
     _outputs: Any

@@ -151,10 +151,10 @@ def _fixed(tensor: Tensor, dtype: torch.dtype, path: str) -> Tensor:
     return converted
 
 
-def infer_fields(flat: Mapping[str, object], depth: int = 1) -> dict[str, Field]:
-    """Fields from the first batch: shape without the `depth` leading dimensions, dtype as it comes (but see
+def infer_fields(flat: Mapping[str, object], lead: tuple[int, ...] | None = None) -> dict[str, Field]:
+    """Fields from the first batch: shape without its lead (see `Storage.check`), dtype as it comes (but see
     FIXED_DTYPES)."""
-    names = _LEADS[depth]
+    depth, names = (1, _LEADS[0]) if lead is None else (len(lead), _LEADS[len(lead)])
     fields = {}
     for path, value in flat.items():
         check_name(path)

@@ -1,6 +1,7 @@
 """SumTree: the sum tree with its random stream and its settings, as an object."""
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +28,8 @@ class SumTree:
     """Non-negative float32 values of which any can be set, and drawn in proportion to its size, in near constant time.
 
     A thin object over the ops of `sharpwave.ops.sumtree`, which say how it works and what it promises: sums are exact
-    and never drift, draws are the same on every device for equal values and seed, a value of 0 is never drawn.
+    and never drift, draws are the same on every device for equal values and seed, a value of 0 is never drawn. Threads
+    must take turns.
 
         tree = SumTree(1_000_000, device="cuda", seed=0)
         tree.update(indices, priorities)
@@ -186,7 +188,7 @@ class SumTree:
         ):
             given = type(state).__name__ if not isinstance(state, Mapping) else f"one without {sorted(missing)}"
             raise ValueError(f"state must be what a SumTree's state_dict() returned; got {given}")
-        check_kinds(state, {"values": Tensor, "seed": int})
+        check_kinds(state, {"values": Tensor, "seed": Integral})
         values, seed = state["values"], state["seed"]
         if values.shape != (self.capacity,):
             raise ValueError(f"the state holds {values.numel()} values; this tree has capacity {self.capacity}")

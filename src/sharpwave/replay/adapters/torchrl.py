@@ -36,7 +36,7 @@ from sharpwave.ops.sumtree import (
     tree_update,
     tree_update_priorities,
 )
-from sharpwave.ops.sumtree.reference import INVALID
+from sharpwave.ops.sumtree.reference import INVALID, narrow
 from sharpwave.replay.checks import beta_numbers, check_kinds, check_tensors
 
 try:
@@ -129,7 +129,7 @@ class PrioritizedSampler(torchrl_samplers.PrioritizedSampler):
                 raise RuntimeError("update_priority needs storage=... where the storage has more than one dimension")
             index = _ravel(index, storage.shape)
         index = index.reshape(-1)
-        priority = torch.as_tensor(priority, device=self.device).detach().float().reshape(-1)
+        priority = narrow(torch.as_tensor(priority, device=self.device).detach()).reshape(-1)
         if priority.numel() not in (1, index.numel()):
             raise RuntimeError(f"priority must hold 1 or {index.numel()} numbers; got {priority.numel()}")
         priority = priority.expand(index.numel())
@@ -170,9 +170,9 @@ class PrioritizedSampler(torchrl_samplers.PrioritizedSampler):
             "largest": self._largest.clone(),
             "offset": self._offset.clone(),
             "seed": self.seed,
-            "alpha": self._alpha,
-            "beta": self._beta,
-            "eps": self._eps,
+            "alpha": float(self._alpha),
+            "beta": float(self._beta),
+            "eps": float(self._eps),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
