@@ -223,6 +223,19 @@ class TestUpdate:
         assert torch.equal(seen["advantage"], advantage[index].flatten())
         assert (seen["valid"] is None) if not late else torch.equal(seen["valid"], s.valid[index].flatten())
 
+    @pytest.mark.parametrize("compat", [False, True])
+    def test_advantages_follow_what_was_written_back(self, compat):
+        """Only the segments that an update wrote back are computed anew, and the kept ones are what all give."""
+        agent = trainer(puffer_compat=compat)
+        agent._rollout()
+        agent._first_draw()
+        first = agent.advantage.clone()
+        for _ in range(3):
+            agent._update()
+        advantage, priority = segment_advantage(agent.segments, agent.config)
+        assert torch.equal(agent.advantage, advantage) and not torch.equal(first, advantage)
+        assert torch.allclose(agent.priority, priority)
+
     def test_ratio_and_value_are_written_back_and_the_last_of_a_segment_drawn_twice(self, monkeypatch):
         agent = trainer()
         agent._rollout()

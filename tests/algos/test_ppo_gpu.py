@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sharpwave.algos.ppo import PPO, PPOConfig
+from sharpwave.algos.segments import segment_advantage
 from sharpwave.nn import Policy
 from sharpwave.run.evaluate import evaluate
 from sharpwave.run.graphs import Captured
@@ -125,6 +126,21 @@ def test_no_wait_and_no_allocation():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert agent.metrics()["fault/skipped_updates"] == 0
+
+
+def test_advantages_follow_what_was_written_back():
+    """Those of the drawn segments are computed anew, the others kept: bit for bit what all give at once."""
+    agent = trainer()
+    for _ in range(4):
+        agent.train_epoch()
+    agent._run_rollout()
+    agent._run_draw()
+    first = agent.advantage.clone()
+    for _ in range(3):
+        agent._run_update()
+    advantage, priority = segment_advantage(agent.segments, agent.config)
+    assert torch.equal(agent.advantage, advantage) and torch.equal(agent.priority, priority)
+    assert not torch.equal(first, advantage)
 
 
 def test_infinite_reward_skips_the_step():

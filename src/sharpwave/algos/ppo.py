@@ -103,6 +103,8 @@ class PPO:
 
         self.segments = Segments.empty(self.env, self.policy, config.horizon, self.dtype)
         self.batch = self.segments.batch(self.draws, self.policy, self.dtype)
+        self.advantage = torch.zeros_like(self.segments.value)
+        self.priority = self.advantage.new_zeros(config.num_envs)
         self.index = torch.zeros(self.draws, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(self.draws, device=self.device)
         self.moments = advantage_moments(self.batch.advantage.flatten())
@@ -196,9 +198,9 @@ class PPO:
     def _first_draw(self) -> None:
         with torch.no_grad():
             with self.timer("draw"):
-                advantage = self._draw()
+                self._draw()
             with self.timer("gather"):
-                self._gather(advantage)
+                self._gather()
 
     def _update(self, last: bool = False) -> None:
         """Train on the segments drawn before; draw the next ones, unless this is the epoch's last update."""
@@ -228,7 +230,7 @@ class PPO:
             write_back([s.ratio, s.value], fresh, self.index, gradient.loss)
         if not last:
             with self._beside, self.timer("draw"), torch.no_grad():
-                advantage = self._draw()
+                self._draw(written=self.index)
 
         with self.timer("backward"):
             self.optimizer.zero_grad()
@@ -236,26 +238,29 @@ class PPO:
             self._beside.join()
         if not last:
             with self._beside, self.timer("gather"), torch.no_grad():
-                self._gather(advantage)
+                self._gather()
 
         with self.timer("optimizer"), torch.no_grad():  # g
             self.optimizer.step(keep=gradient.loss)
             self._metrics.update(gradient.loss, gradient.stats, self.optimizer.grad_norm)
         self._beside.join()
 
-    def _draw(self) -> Tensor:
-        """a to d: which segments, and their importance weights; the advantages of all."""
-        advantage, priority = segment_advantage(self.segments, self.config)
-        index, weight, bad = draw_segments(priority, self.draws, self.draw_seed, self.draw_offset, self.beta)
+    def _draw(self, written: Tensor | None = None) -> None:
+        """a to d: advantages, which segments, and their importance weights.
+
+        written: the segments that were written back since the last draw; no other advantages have changed. By default
+            all are computed.
+        """
+        segment_advantage(self.segments, self.config, written, (self.advantage, self.priority))
+        index, weight, bad = draw_segments(self.priority, self.draws, self.draw_seed, self.draw_offset, self.beta)
         self.index.copy_(index)
         self.weight.copy_(weight)
         self._metrics.draw(bad)
-        return advantage
 
-    def _gather(self, advantage: Tensor) -> None:
+    def _gather(self) -> None:
         """e, and what the loss wants to know of the minibatch's advantages."""
         batch = self.batch
-        self.segments.gather(self.index, advantage, self.policy, batch)
+        self.segments.gather(self.index, self.advantage, self.policy, batch)
         valid = None if batch.valid is None else batch.valid.flatten()
         advantage_moments(batch.advantage.flatten(), valid, out=self.moments)
 

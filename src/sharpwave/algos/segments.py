@@ -148,8 +148,13 @@ class Minibatch(NamedTuple):
     mask: Tensor | None
 
 
-def segment_advantage(segments: Segments, config: PPOConfig) -> tuple[Tensor, Tensor]:
-    """(N, T) advantages under the latest values and ratios, 0 where a step is not valid; and (N,) raw priorities."""
+def segment_advantage(
+    segments: Segments, config: PPOConfig, rows: Tensor | None = None, out: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """(N, T) advantages under the latest values and ratios, 0 where a step is not valid; and (N,) raw priorities.
+
+    rows: (M,) int64, the segments whose values or ratios have changed since `out`, which is written, was computed.
+    """
     s, end = segments, segments.value.shape[1]
     terminated, truncated, next_value = s.terminated, s.truncated, s.next_value
     valid = s.valid
@@ -163,7 +168,12 @@ def segment_advantage(segments: Segments, config: PPOConfig) -> tuple[Tensor, Te
     advantage, priority = advantage_and_priority(
         *inputs, valid=valid, gamma=config.gamma, lam=config.gae_lambda, alpha=config.alpha,
         rho_clip=config.rho_clip, c_clip=config.c_clip,
+        rows=None if config.puffer_compat else rows, out=None if config.puffer_compat else out,
     )  # fmt: skip
-    if config.puffer_compat:
-        advantage = torch.nn.functional.pad(advantage, (0, 1))
+    if not config.puffer_compat:
+        return advantage, priority
+    advantage = torch.nn.functional.pad(advantage, (0, 1))
+    if out is not None:
+        for kept, fresh in zip(out, (advantage, priority), strict=True):
+            kept.copy_(fresh)
     return advantage, priority

@@ -89,6 +89,8 @@ def advantage_and_priority(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
     valid: Tensor | None = None,
+    rows: Tensor | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
     backend: _backends.Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Advantages of segments, and how much each segment matters; in one launch on a GPU.
@@ -98,23 +100,45 @@ def advantage_and_priority(
     Args:
         alpha: in [0, 1]; 0 makes every finite w 1.
         valid: (N, T) bool, or None where every step is.
+        rows: (M,) int64, in [0, N): the segments that are computed, to the bits that all at once give on `triton` (w to
+            rounding on a CPU); None for all. It needs `out`, where the others stay as they are. A row may be there
+            twice.
+        out: A and w, contiguous, to write into and return.
         The rest: as in `puff_advantage`.
 
     Returns:
         A (N, T), and w (N,): NaN where a segment's sum is not finite, whatever alpha. No gradient.
 
-    Raises: as `puff_advantage`.
+    Raises: as `puff_advantage`; ValueError where `out` is missing or does not fit, TypeError where `rows` is not int64.
     """
     _check(value, next_value, reward, terminated, truncated, ratio)
+    if rows is not None and rows.dtype != torch.int64:
+        raise TypeError(f"rows must be int64; got {rows.dtype}")
+    if out is None:
+        if rows is not None:
+            raise ValueError("rows needs out, which holds the other segments' advantages and priorities")
+        out = value.new_empty(value.shape), value.new_empty(value.shape[0])
+    for got, shape in zip(out, (value.shape, value.shape[:1]), strict=True):
+        if got.shape != shape or got.dtype != value.dtype or not got.is_contiguous():
+            raise ValueError(
+                f"out must be contiguous {value.dtype} of shape {tuple(shape)}; got {got.dtype}, {tuple(got.shape)}"
+            )
     inputs = (value, next_value, reward, terminated, truncated, ratio)
     if _backends.choose("advantage", value.device.type, backend) == "triton":
         impl = _backends.load("advantage", value.device, backend)
-        return impl.advantage_and_priority(*inputs, valid, gamma, lam, rho_clip, c_clip, alpha)
+        impl.advantage_and_priority(*inputs, valid, gamma, lam, rho_clip, c_clip, alpha, rows, out)
+        return out
+    if rows is not None:
+        inputs = [x.index_select(0, rows) for x in inputs]
+        valid = None if valid is None else valid.index_select(0, rows)
     advantage = _kernel(*inputs, gamma, lam, rho_clip, c_clip, backend=backend)
     if valid is not None:
         advantage = torch.where(valid, advantage, 0)
     size = advantage.abs().sum(1)
-    return advantage, torch.where(size.isfinite(), size.pow(alpha), torch.nan)
+    priority = torch.where(size.isfinite(), size.pow(alpha), torch.nan)
+    for kept, fresh in zip(out, (advantage, priority), strict=True):
+        kept.copy_(fresh) if rows is None else kept.index_copy_(0, rows, fresh)
+    return out
 
 
 def _check(

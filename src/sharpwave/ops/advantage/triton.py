@@ -21,6 +21,7 @@ def _puff_advantage_kernel(
     truncated_ptr,
     ratio_ptr,
     valid_ptr,
+    rows_ptr,
     out_ptr,
     priority_ptr,
     n_segments,
@@ -31,12 +32,15 @@ def _puff_advantage_kernel(
     c_clip,
     alpha,
     HAS_VALID: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
     PRIORITY: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
     offs_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < n_segments
+    if HAS_ROWS:
+        offs_n = tl.load(rows_ptr + offs_n, mask=mask_n, other=0)
     carry = tl.zeros([BLOCK_N], tl.float32)
     size = tl.zeros([BLOCK_N], tl.float32)
     n_blocks = tl.cdiv(horizon, BLOCK_T)
@@ -89,7 +93,7 @@ def puff_advantage(
 ) -> Tensor:
     """Same as `reference.puff_advantage`, float32 only; sums are reassociated within blocks of time."""
     inputs = (value, next_value, reward, terminated, truncated, ratio)
-    return _launch(inputs, None, None, gamma, lam, rho_clip, c_clip, 0.0)
+    return _launch(inputs, None, None, None, value.new_empty(value.shape), gamma, lam, rho_clip, c_clip, 0.0)
 
 
 def advantage_and_priority(
@@ -105,15 +109,16 @@ def advantage_and_priority(
     rho_clip: float,
     c_clip: float,
     alpha: float,
-) -> tuple[Tensor, Tensor]:
-    """Same as `puff_advantage` and the sums after it, in the one launch."""
-    priority = value.new_empty(value.shape[0])
+    rows: Tensor | None,
+    out: tuple[Tensor, Tensor],
+) -> None:
+    """`puff_advantage` and the sums after it, in the one launch."""
     inputs = (value, next_value, reward, terminated, truncated, ratio)
-    return _launch(inputs, valid, priority, gamma, lam, rho_clip, c_clip, alpha), priority
+    _launch(inputs, valid, rows, out[1], out[0], gamma, lam, rho_clip, c_clip, alpha)
 
 
 def _launch(
-    inputs: tuple[Tensor, ...], valid: Tensor | None, priority: Tensor | None,
+    inputs: tuple[Tensor, ...], valid: Tensor | None, rows: Tensor | None, priority: Tensor | None, out: Tensor,
     gamma: float, lam: float, rho_clip: float, c_clip: float, alpha: float,
 ) -> Tensor:  # fmt: skip
     value = inputs[0]
@@ -122,13 +127,15 @@ def _launch(
             f"the triton backend of puff_advantage takes float32; got {value.dtype}: use backend='reference'"
         )
     n, horizon = value.shape
-    tensors = [x.contiguous() for x in inputs]
-    out = torch.empty_like(tensors[0])
+    n = n if rows is None else len(rows)
+    # Tiles do not depend on how many segments there are, so that a segment's bits do not.
     block_t = min(triton.next_power_of_2(horizon), 128)
     block_n = max(1, 1024 // block_t)
-    _puff_advantage_kernel[(triton.cdiv(n, block_n),)](
-        *tensors, None if valid is None else valid.contiguous(), out, priority, n, horizon,
-        gamma, lam, rho_clip, c_clip, alpha,
-        HAS_VALID=valid is not None, PRIORITY=priority is not None, BLOCK_N=block_n, BLOCK_T=block_t,
-    )  # fmt: skip
+    if n:
+        _puff_advantage_kernel[(triton.cdiv(n, block_n),)](
+            *(x.contiguous() for x in inputs), None if valid is None else valid.contiguous(), rows, out, priority,
+            n, horizon, gamma, lam, rho_clip, c_clip, alpha,
+            HAS_VALID=valid is not None, HAS_ROWS=rows is not None, PRIORITY=priority is not None,
+            BLOCK_N=block_n, BLOCK_T=block_t,
+        )  # fmt: skip
     return out
