@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from sharpwave.nn.linear import autocast, weight_gradient
 from sharpwave.ops._backends import BACKENDS, Backend
 from sharpwave.ops._library import first_order
+from sharpwave.ops.linear import linear
 from sharpwave.ops.mingru import Backward, mingru_layer, mingru_step
 
 
@@ -157,7 +158,7 @@ class _RoundedLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x, weight, rounded, state, reset, backward, backend):
-        combined = F.linear(x, rounded)
+        combined = linear(x, rounded)
         out, next_state, checkpoints = torch.ops.sharpwave.mingru_scan(
             combined, state, x, reset, True, backward, backend
         )

@@ -43,6 +43,16 @@ def _load(ptrs, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _load_last(ptrs, mask, MASKED: tl.constexpr, LAST: tl.constexpr):
+    """`_load`; with LAST nothing reads it again for long, and its place in the cache is the first to be given away."""
+    if LAST:
+        if MASKED:
+            return tl.load(ptrs, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        return tl.load(ptrs, eviction_policy="evict_first").to(tl.float32)
+    return _load(ptrs, mask, MASKED)
+
+
+@triton.jit
 def _store(ptrs, value, mask, MASKED: tl.constexpr):
     value = value.to(ptrs.dtype.element_ty)
     if MASKED:
@@ -136,6 +146,7 @@ def _scan_fwd_kernel(
     MASKED: tl.constexpr,
     APPROX: tl.constexpr,
     CHECKPOINT: tl.constexpr,
+    LAST_READ: tl.constexpr,
 ):
     b = (tl.program_id(0) // tl.cdiv(H, BLOCK_H)).to(tl.int64)
     offs_h = tl.program_id(0) % tl.cdiv(H, BLOCK_H) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :]
@@ -155,9 +166,9 @@ def _scan_fwd_kernel(
             keeps = _keeps(reset_ptr, row, first, T, STEPS, EVEN_T)
         for k in tl.static_range(STEPS):
             mask = (first + k < T) & mask_h
-            hidden = _load(combined + k * 3 * H, mask, MASKED)
-            z = _sigmoid(_load(combined + (k * 3 * H + H), mask, MASKED), APPROX)
-            ps += (_sigmoid(_load(combined + (k * 3 * H + 2 * H), mask, MASKED), APPROX),)
+            hidden = _load_last(combined + k * 3 * H, mask, MASKED, LAST_READ)
+            z = _sigmoid(_load_last(combined + (k * 3 * H + H), mask, MASKED, LAST_READ), APPROX)
+            ps += (_sigmoid(_load_last(combined + (k * 3 * H + 2 * H), mask, MASKED, LAST_READ), APPROX),)
             xs += (_load(x_ptr + row * H + offs_h + k * H, mask, MASKED),)
             decay, gain = 1.0 - z, z * _candidate(hidden, APPROX)[0]
             if not EVEN_T:  # a step past the end is h = 1 h + -0, which keeps the sign of a zero too
@@ -221,6 +232,7 @@ def _scan_bwd_tiled_kernel(
     MASKED: tl.constexpr,
     APPROX: tl.constexpr,
     CHECKPOINT: tl.constexpr,
+    LAST_READ: tl.constexpr,
 ):
     b = (tl.program_id(0) // tl.cdiv(H, BLOCK_H)).to(tl.int64)
     offs_h = tl.program_id(0) % tl.cdiv(H, BLOCK_H) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :]
@@ -243,18 +255,18 @@ def _scan_bwd_tiled_kernel(
         combined = combined_ptr + row * (3 * H) + offs_h
         dcombined = dcombined_ptr + row * (3 * H) + offs_h
         kept = checkpoints_ptr + (b * tl.cdiv(T, CHECKPOINT) + first // CHECKPOINT) * H + offs_h
-        h = _load(kept, (first < T) & mask_h, MASKED)
+        h = _load_last(kept, (first < T) & mask_h, MASKED, LAST_READ)
         # Every load stands before the first store, which it could not be moved across.
         hiddens, gates, projs, xs, gs = (), (), (), (), ()
         if RESET:
             keeps = _keeps(reset_ptr, row, first, T, STEPS, EVEN_T)
         for k in tl.static_range(STEPS):
             mask = (first + k < T) & mask_h
-            hiddens += (_load(combined + k * 3 * H, mask, MASKED),)
-            gates += (_load(combined + (k * 3 * H + H), mask, MASKED),)
-            projs += (_load(combined + (k * 3 * H + 2 * H), mask, MASKED),)
+            hiddens += (_load_last(combined + k * 3 * H, mask, MASKED, LAST_READ),)
+            gates += (_load_last(combined + (k * 3 * H + H), mask, MASKED, LAST_READ),)
+            projs += (_load_last(combined + (k * 3 * H + 2 * H), mask, MASKED, LAST_READ),)
             xs += (_load(x_ptr + row * H + offs_h + k * H, mask, MASKED),)
-            gs += (_load(dout_ptr + row * H + offs_h + k * H, mask, MASKED),)
+            gs += (_load_last(dout_ptr + row * H + offs_h + k * H, mask, MASKED, LAST_READ),)
         # Four numbers of each step are kept: with total = dh + into, dhidden = total to_hidden, dgate = total to_gate,
         # and the step before gets dh = total decay.
         intos, decays, to_hiddens, to_gates = (), (), (), ()
@@ -485,6 +497,16 @@ def _tiling(b: int, h: int, size: int, backward: bool) -> _Tiling:
     return _Tiling(16, 4, 32, 4 if backward or size == 4 else 2)
 
 
+def _outgrows_cache(combined: Tensor) -> bool:
+    """Whether little of `combined` would be in an H200's L2 cache of 50 MB when the backward scan comes to read it.
+
+    Then the forward scan lets it go, so that its output stays for the next layer: 10 us less for three layers of 256
+    at 32768 steps. Otherwise the backward scan lets go of what it reads, so that its results stay for the products
+    after it: 4 us less at 8192 steps, but 5 more at 32768.
+    """
+    return combined.numel() * combined.element_size() > 32 << 20
+
+
 def _chunks(programs: int, n_tiles: int) -> int:
     """How many share what is one program's time in the "fast" backward: enough to fill a GPU, and at most 32."""
     return max(1, min(32, n_tiles, 528 // programs))
@@ -509,6 +531,7 @@ def mingru_scan(
         RESET=reset is not None,
         SAVE=save,
         APPROX=_approx(),
+        LAST_READ=_outgrows_cache(combined),
         **tiling.options(horizon, h),
         **FUSION,
     )
@@ -591,6 +614,7 @@ def mingru_scan_backward(
         *(dout, last, combined, x, flags, checkpoints, dcombined, dstate, dx, slopes, adds),
         tiles_per_chunk=tiles_per_chunk,
         LAST=dnext_state is not None,
+        LAST_READ=not _outgrows_cache(combined),
         **options,
         **common,
     )
