@@ -70,7 +70,7 @@ def test_a_large_td_error_is_not_a_bad_one(backend, device):
     buffer = filled(3, alpha=1.0, p_max=100.0, backend=backend, device=device)
     td = torch.tensor([-1e300, 2.0, torch.inf], dtype=torch.float64, device=device)
     buffer.update_priorities(torch.arange(3, device=device), td)
-    assert buffer.priorities(torch.arange(3, device=device)).tolist() == pytest.approx([100.0, 2.0, 100.0])
+    assert buffer.priorities(torch.arange(3, device=device)).tolist() == pytest.approx([100.0, 2.0, 100.0], rel=1e-5)
     assert buffer.stats()["bad_td_errors"] == 1
     windows = stepped(3, make=SequenceReplay, length=2, p_max=100.0, backend=backend, device=device)
     first = torch.zeros(1, dtype=torch.int64, device=device)
