@@ -17,7 +17,7 @@ import sharpwave
 from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.cli import COMMANDS, _trainers, main
 from sharpwave.ops import _backends
-from sharpwave.run import checkpoint, loop, options, parity, presets, rundir
+from sharpwave.run import checkpoint, info, loop, options, parity, presets, rundir
 from sharpwave.run import config as configs
 from sharpwave.run.errors import UserError
 from tests.run import stub
@@ -77,7 +77,9 @@ BAD_TRAIN = [
     ("--env CartPole-v1 --num-envs many", "--num-envs: expected none|INT, got 'many'"),
     ("--env CartPole-v1 --lr-schedule linear", "invalid choice 'linear' for argument '--lr-schedule'"),
     ("--env CartPole-v1 --lr", "Missing value for argument '--lr'"),
-    ("--env CartPole-v1 --learning-rate 0.1", "unknown option --learning-rate"),
+    ("--env CartPole-v1 --learning-rate 0.1", "unknown option --learning-rate: did you mean '--lr'?"),
+    ("--env CartPole-v1 --n_steps 8", "unknown option --n-steps: did you mean '--horizon'?"),
+    ("--env CartPole-v1 --config table.toml", "table.toml: there is no table [ppo]: settings stand at the top level"),
     ("--env CartPole-v1 --horizn 8", "unknown option --horizn: did you mean '--horizon'?"),
     ("--env CartPole-v1 --gae_lamda=0.9", "unknown option --gae-lamda: did you mean '--gae-lambda'?"),
     ("--env CartPole-v1 stray", "unexpected argument 'stray'"),
@@ -97,6 +99,7 @@ def test_bad_input_to_train(capfd, arguments, words):
     Path("broken.toml").write_text("horizon = ")
     Path("typo.toml").write_text("horizn = 8")
     Path("range.toml").write_text("gamma = 2")
+    Path("table.toml").write_text("[ppo]\nlr = 0.1")
     Path("taken").mkdir()
     Path("taken/notes.txt").write_text("mine")
     assert words in refused(capfd, "train", "ppo", *arguments.split())
@@ -130,12 +133,12 @@ def test_bad_input_to_train(capfd, arguments, words):
         ("eval folder --episods 3", "unknown option --episods: did you mean '--episodes'?"),
         ("eval folder other", "unexpected argument 'other'"),
         ("info --all", "unknown option --all"),
-        ("parity", "OP is missing (see sharpwave parity --help)"),
+        ("parity", "an op is missing: sharpwave parity cdf or mingru or "),
         ("bench", "what to measure is missing: sharpwave bench train or dqn"),
         ("bench dnq", "unknown 'dnq': did you mean 'dqn'?"),
         ("bench dqn --batch-size 0", "--batch-size must be at least 1; got 0"),
         ("bench train --minibatch 100", "--minibatch must be a multiple of --horizon 64"),
-        ("parity fft", "op must have parity cases"),
+        ("parity fft", "'fft' has none, these have: cdf, mingru, "),
         ("parity cdf --device gpu", "--device gpu cannot be used here; these can: auto, cpu"),
     ],
 )
@@ -215,9 +218,8 @@ def test_train_evaluates_and_says_how_to_go_on(capfd):
     )
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == f"sharpwave {sharpwave.__version__}: ppo sharpwave/CartPole seed 0 on cpu"
-    assert lines[1].startswith("backends: adam_step cpu, advantage cpu, bias_relu reference, cdf cpu")
-    assert lines[2] == "run directory: a b"
-    assert lines[3].startswith("epoch 1/2  step 32  SPS ")
+    assert lines[1] == "run directory: a b"
+    assert lines[2].startswith("epoch 1/2  step 32  SPS ") and "  left " not in lines[2]
     assert lines[-5].startswith("epoch 2/2  step 64  SPS ")
     assert lines[-4] == "checkpoint: a b/checkpoints/step-000000000064"
     assert lines[-3] == "draw its learning curve with: sharpwave plot 'a b'"
@@ -231,7 +233,8 @@ def test_train_evaluates_and_says_how_to_go_on(capfd):
     assert LAST_LINE.fullmatch(line)[1] == "7"
 
     assert main(["resume", "a b"]) == 0  # complete: it only evaluates again
-    assert capfd.readouterr().out.splitlines()[-1] == lines[-1]
+    again = capfd.readouterr().out.splitlines()
+    assert "this run was complete: nothing is left to train" in again and again[-1] == lines[-1]
 
 
 def test_the_evaluation_can_be_left_out(capfd):
@@ -352,7 +355,9 @@ def test_help_shows_the_presets_values(capfd, monkeypatch):
 def test_help_and_version_do_not_load_torch():
     code = """
 import sys
+import sharpwave
 from sharpwave.cli import main
+assert {"nn", "envs", "PrioritizedReplay"} <= set(dir(sharpwave)) and "mingru" in dir(sharpwave.ops)
 for argv in (["--help"], ["--version"], ["train", "ppo", "--help"], ["eval", "--help"]):
     assert main(argv) == 0
 sys.exit("torch" in sys.modules)
@@ -416,12 +421,11 @@ def test_parity_passes_the_exit_code_on(monkeypatch):
     assert calls == [("cdf", None), ("cdf", "cpu")]
 
 
-def test_parity_of_an_op_without_cases(capfd, monkeypatch):
-    def cases(op):
-        raise ValueError(f"{op} has none")
-
-    monkeypatch.setattr(parity, "cases", cases)
-    assert refused(capfd, "parity", "cdf") == "cdf has none"
+def test_a_line_where_a_gpu_lacks_kernels(monkeypatch):
+    monkeypatch.setattr(info, "backends", lambda device: {"cdf": "triton", "mingru": "reference"})
+    (line,) = info.slow_backends("cuda")
+    assert line == "backends: mingru run in plain PyTorch, for Triton is missing: pip install 'sharpwave[triton]'"
+    assert info.slow_backends("cpu") == []
 
 
 def test_an_output_without_frames_gets_the_same_line():

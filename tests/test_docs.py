@@ -139,7 +139,7 @@ def test_commands_are_accepted(line, monkeypatch, tmp_path, capsys):
 def test_the_output_in_the_readme_is_what_is_printed():
     lines = blocks(ROOT / "README.md", "text")[0].splitlines()
     assert re.fullmatch(r"sharpwave \S+: ppo CartPole-v1 seed 0 on cpu", lines[0])
-    assert re.fullmatch(r"run directory: runs/ppo-CartPole-v1-seed0-\d{8}-\d{6}", lines[2])
+    assert re.fullmatch(r"run directory: runs/ppo-CartPole-v1-seed0-\d{8}-\d{6}", lines[1])
     assert any(re.match(r"epoch \d+/\d+  step [\d,]+  SPS \S+  return ", line) for line in lines)
     assert lines[-2].startswith("evaluate again with: sharpwave eval runs/ppo-CartPole-v1-seed0-")
     assert LAST_LINE.fullmatch(lines[-1])[1] == "100"

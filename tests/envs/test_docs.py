@@ -32,8 +32,14 @@ def test_the_first_example_steps(shown):
         first["env"].step(first["action"])
 
 
+def test_parts_lie_where_the_comment_says(shown):
+    env = shown[1]["env"]
+    assert f"# {env.layout}\n" in PAGE.read_text()
+    assert env.reset(0).obs.dtype == torch.float32
+
+
 def test_groups_step_by_turns(shown):
-    assert shown[1]["steps"] == 100 * 8
+    assert shown[2]["steps"] == 100 * 8
 
 
 def test_the_environment_shown_works(shown):

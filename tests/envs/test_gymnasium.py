@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from sharpwave import envs
 from sharpwave.envs import Continuous, Discrete, EnvFault, Observation
+from sharpwave.envs._spaces import flattening, layout
 from sharpwave.envs.gymnasium import GymnasiumVector, environment_seeds
 from tests.envs.toys import DictWalk, Rewriting, Walk
 
@@ -270,7 +271,10 @@ class TestSpaces:
             (spaces.Discrete(3), Observation((3,), torch.int64)),
             (spaces.MultiBinary(3), Observation((3,), torch.int8)),
             (spaces.MultiDiscrete([2, 3]), Observation((5,), torch.int64)),
-            (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (2,))]), Observation((4,), torch.float64)),
+            (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (2,))]), Observation((4,), torch.float32)),
+            (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (2,), np.float64)]), Observation((4,), torch.float64)),
+            (spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([2, 3])]), Observation((7,), torch.int64)),
+            (spaces.Dict(a=spaces.Box(0, 255, (2,), np.uint8)), Observation((2,), torch.uint8)),
         ],
         ids=str,
     )
@@ -282,6 +286,24 @@ class TestSpaces:
         step = env.step(torch.zeros(2, dtype=torch.int64))
         assert step.obs.shape == obs.shape and step.obs.dtype == obs.dtype
         assert step.reward.dtype == torch.float32
+
+    def test_bytes_among_floats_are_divided_as_the_network_would(self):
+        space = spaces.Dict(
+            goal=spaces.Discrete(2),
+            image=spaces.Box(0, 255, (1, 2), np.uint8),
+            inner=spaces.Tuple([spaces.Box(0, 9, (1,)), spaces.Box(0, 255, (0,), np.uint8)]),
+        )
+        flat, flatten = flattening(space)
+        assert flat == spaces.Box(0, np.float32([1, 1, 1, 1, 9]), (5,), np.float32)
+        obs = {"goal": 1, "image": np.uint8([[0, 51]]), "inner": (np.float32([7]), np.uint8([]))}
+        assert flatten(obs).dtype == np.float32 and flatten(obs).tolist() == pytest.approx([0, 1, 0, 0.2, 7])
+        assert layout(space) == (
+            "goal: 0-1, one-hot",
+            "image: 2-3, divided by 255",
+            "inner.0: 4-4",
+            "inner.1: nothing",
+        )
+        assert layout(spaces.Box(0, 1, (2,))) == ()
 
     def test_observations_of_no_fixed_size(self):
         with pytest.raises(ValueError, match="no fixed flat size"):

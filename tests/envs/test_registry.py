@@ -121,6 +121,32 @@ class TestYourOwn:
     def test_a_vector_environment_by_module(self):
         assert isinstance(envs.make("tests.envs.toys:MaskedSteps", 2), MaskedSteps)
 
+    @pytest.mark.parametrize("mode", ["sync", "async"])
+    def test_options_of_the_vector(self, mode):
+        """They are ours with a class of one's own, too; what it does not take is still refused."""
+        with envs.make("tests.envs.toys:Walk", 2, vectorization_mode=mode, timeout=30, longest=1) as env:
+            env.reset(0)
+            step = env.step(torch.zeros(2, dtype=torch.int64))
+            assert (step.terminated | step.truncated).all()
+            assert type(env.vector).__name__ == {"sync": "SyncVectorEnv", "async": "AsyncVectorEnv"}[mode]
+        with pytest.raises(ValueError, match="vectorization_mode must be sync or async; got 'vector'"):
+            envs.make("tests.envs.toys:Walk", 2, vectorization_mode="vector")
+
+    def test_a_class_that_names_such_an_option_is_given_it(self):
+        env = envs.make("tests.envs.toys:Reach", 2, timeout=5)
+        env.reset(0)
+        assert env.step(torch.zeros(2, 1)).truncated.all()
+
+    def test_a_function_that_makes_one_environment(self):
+        env = envs.make("tests.envs.toys:rescaled", 2, high=10.0)
+        env.reset(0)
+        assert env.step(torch.tensor([[-1.0], [0.5]])).reward.tolist() == [0, 7.5]
+        with pytest.raises(ValueError, match="does not take these options"):
+            envs.make("tests.envs.toys:rescaled", 2, low=0)
+        envs.register("mine/Positional", lambda a=1, b=2: Walk())
+        with pytest.raises(TypeError, match="takes its options by keyword alone"):
+            envs.make("mine/Positional", 2)
+
     def test_a_gymnasium_environment_by_module(self):
         env = envs.make("tests.envs.toys:Walk", 2, longest=1)
         assert env.name == "tests.envs.toys:Walk"

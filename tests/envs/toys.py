@@ -55,6 +55,12 @@ class Walk(gymnasium.Env):
         return {"action_mask": np.arange(3) != self.t % 3}
 
 
+class Misfit(Walk):
+    """A Walk whose space says another shape."""
+
+    observation_space = spaces.Box(-1, 1e6, (4,), np.float32)
+
+
 class Rewriting(Walk):
     """A Walk that writes every observation into the same array."""
 
@@ -112,3 +118,25 @@ class MaskedSteps(TensorEnv):
         self.t.masked_fill_(ended, 0)
         obs, mask, _ = self._observe()
         return Step(obs, reward[:, 0].float(), ended, torch.zeros_like(ended), next_obs, action_mask=mask)
+
+
+def rescaled(*, high: float = 100.0) -> gymnasium.Env:
+    """A function that makes one environment."""
+    return gymnasium.wrappers.RescaleAction(Reach(high), -1, 1)
+
+
+class Reach(gymnasium.Env):
+    """The reward is the action."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, high: float = 100.0, timeout: float = 0.0):
+        self.action_space = spaces.Box(0, high, (1,), np.float32)
+        self.timeout = timeout
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, dtype=np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, dtype=np.float32), float(action[0]), False, self.timeout > 0, {}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sharpwave.optim import Muon, orthogonalize
+from sharpwave.optim.adam import FlatAdam
 from tests.conftest import backends
 
 
@@ -291,3 +292,10 @@ def test_weights_that_moved_are_found_again():
     p.data = torch.zeros(3, 2)
     optimizer.step()
     assert (p != 0).all()
+
+
+@pytest.mark.parametrize("make", [Muon, lambda params: FlatAdam(params, torch.tensor(0.1))])
+def test_making_one_does_not_load_the_compiler(make, monkeypatch):
+    """torch.optim's own method imports it, which takes seconds."""
+    monkeypatch.setattr(torch.optim.Optimizer, "add_param_group", None)
+    assert len(make([torch.nn.Parameter(torch.ones(2, 2))]).param_groups) == 1

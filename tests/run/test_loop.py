@@ -131,6 +131,10 @@ def test_a_fault_of_an_environment_is_named_and_the_way_on_shown(tmp_path):
     with pytest.raises(UserError, match=r"toy: environment 5 returned NaN at step 7; .* sharpwave resume .*x"):
         loop.run(trainer, path)
     assert loop.newest(path).exists()
+    assert (path / rundir.FAILURE).read_text().startswith("toy: environment 5 returned NaN at step 7; ")
+    mended = stub.make(epochs=6, checkpoint_interval=2)
+    assert loop.run(mended, path, resume=True)
+    assert not (path / rundir.FAILURE).exists()
 
 
 def test_time_goes_on_counting(tmp_path):

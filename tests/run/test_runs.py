@@ -134,6 +134,9 @@ def test_status(tmp_path):
     assert runs.read(make_run(Path("new"), [])).status == "new"
     assert runs.read(make_run(Path("stopped"), [1.0])).status == "stopped"
     assert runs.read(make_run(Path("killed"), [1.0, 2.0], checkpoint=False)).status == "stopped"
+    path = make_run(Path("failed"), [])
+    (path / rundir.FAILURE).write_text("the simulator has gone away\n")
+    assert (runs.read(path).status, runs.read(path).problem) == ("failed", "the simulator has gone away")
     path = make_run(Path("running"), [1.0])
     with rundir.lock(path):
         seen = subprocess.run([sys.executable, "-m", "sharpwave", "runs", "--json", "running"], stdout=-1, check=True)

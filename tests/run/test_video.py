@@ -230,3 +230,12 @@ def test_without_the_libraries(monkeypatch, module, name, words):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=words + r".*pip install 'sharpwave\[video\]'"):
         video.record(Idle(), "sharpwave/CartPole", {}, "cpu", Path(name))
+
+
+def test_what_is_missing_is_said_before_anything_is_played(monkeypatch, capfd):
+    assert main(["train", "stub", "--env", "CartPole-v1", "--eval-episodes", "0", "--run-dir", "r"]) == 0
+    capfd.readouterr()
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    assert main(["eval", "r", "--episodes", "2", "--video", "x.gif"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and "CartPole-v1 draws with pygame, which is missing: pip install 'sharpwave[video]'" in err

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import sharpwave
-from sharpwave.run.errors import UserError
+from sharpwave.run.errors import UserError, own_frames
 
 EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, which Windows lacks
@@ -34,7 +34,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and return its exit code.
 
-    0: done. 2: the input was wrong; one line on stderr says what and what to do. 130 and 143: stopped by Ctrl-C and by
+    0: done. 2: the input was wrong; one line on stderr says what and what to do, and where an environment of the user's
+    raised, the lines below it say where in the user's code. 130 and 143: stopped by Ctrl-C and by
     SIGTERM.
     """
     args = list(sys.argv[1:] if argv is None else argv)
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(args)
     except UserError as error:
         print("sharpwave: error:", " ".join(str(error).splitlines()), file=sys.stderr)
+        for line in own_frames(error):
+            print(line, file=sys.stderr)
         return EXIT_USER_ERROR
     except BrokenPipeError:  # `sharpwave ... | head`: the reader has gone, and what is left in the buffer with it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -28,14 +28,16 @@ def make(algorithm: str, config: Any) -> Any:
 def train(trainer: Any, run_dir: Path, algorithm: str, resume: bool) -> int:
     from sharpwave.run import display as displays
     from sharpwave.run import loop
-    from sharpwave.run.info import backends
+    from sharpwave.run.environment import clipping
+    from sharpwave.run.info import slow_backends
     from sharpwave.run.signals import StopRequest
 
     config, here = trainer.config, shlex.quote(str(run_dir))
     header = [
         f"sharpwave {sharpwave.__version__}: {algorithm} {config.env} seed {config.seed} on {trainer.device}",
-        "backends: " + ", ".join(f"{op} {name}" for op, name in backends(trainer.device.type).items()),
         f"run directory: {run_dir}",
+        *slow_backends(trainer.device.type),
+        *clipping(trainer.env.action),
     ]
     if not _are_compiled(trainer.device.type):
         name = {"cpu": "CPU", "cuda": "GPU"}[trainer.device.type]

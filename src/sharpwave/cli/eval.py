@@ -61,6 +61,8 @@ def main(args: list[str]) -> int:
     algorithm, config = rundir.read(chosen.run_dir)
     loop.newest(chosen.run_dir)  # an error before the work of making a trainer
     config = dataclasses.replace(config, seed=chosen.seed, device=chosen.device or config.device)
+    if chosen.video is not None:
+        video.check(config.env, config.env_kwargs, "cpu", chosen.video)
     trainer = _trainers.make(algorithm, configs.check(config).for_playing())
     loop.restore_policy(trainer, chosen.run_dir)
     print(_trainers.play(trainer, chosen.episodes, chosen.seed, chosen.deterministic), flush=True)

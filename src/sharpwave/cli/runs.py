@@ -16,7 +16,7 @@ from rich.text import Text
 from sharpwave.run import options, plain_json, runs
 from sharpwave.run.display import count, duration, number
 
-STYLES = {"complete": "green", "running": "cyan", "broken": "red"}
+STYLES = {"complete": "green", "running": "cyan", "failed": "red", "broken": "red"}
 
 
 @dataclass

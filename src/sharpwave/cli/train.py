@@ -26,5 +26,8 @@ def main(args: list[str]) -> int:
     if own.run_dir is not None:
         rundir.refuse_existing(own.run_dir)  # before the work of making a trainer
     trainer = _trainers.make(algorithm, config)
-    run_dir = rundir.create(own.run_dir, algorithm, trainer.config, ["sharpwave", "train", *args])
+    from sharpwave.run.info import backends
+
+    command = ["sharpwave", "train", *args]
+    run_dir = rundir.create(own.run_dir, algorithm, trainer.config, command, backends(trainer.device.type))
     return _trainers.train(trainer, run_dir, algorithm, resume=False)

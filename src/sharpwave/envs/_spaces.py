@@ -17,7 +17,9 @@ def flattening(space: gymnasium.Space) -> tuple[spaces.Box, Callable[[Any], np.n
     """The Box that observations of `space` are given in, and the function that turns one of them into its vector.
 
     A Box is taken as it is (the function is None); any other space of a fixed size is flattened as Gymnasium does it:
-    Discrete becomes one-hot, the parts of a Dict or Tuple lie side by side, and dtypes are promoted.
+    Discrete becomes one-hot, the parts of a Dict or Tuple lie side by side. Parts of different dtypes become float32,
+    float64 if one of them is, where floats or bytes are among them; and then bytes are divided by 255, as those of an
+    observation that is nothing else are by the network.
 
     Raises:
         ValueError: a space without a fixed size (Sequence, Graph, Text, ...).
@@ -27,7 +29,50 @@ def flattening(space: gymnasium.Space) -> tuple[spaces.Box, Callable[[Any], np.n
     flat = spaces.flatten_space(space) if space.is_np_flattenable else None
     if not isinstance(flat, spaces.Box):
         raise ValueError(f"observation space {space} has no fixed flat size: wrap the environment to choose its parts")
-    return flat, lambda obs: np.asarray(spaces.flatten(space, obs))
+    dtype = _common_dtype(space)
+    if dtype is None:
+        return flat, lambda obs: np.asarray(spaces.flatten(space, obs))
+    scales = np.concatenate([np.full(spaces.flatdim(part), _scale(part), dtype) for _, part in _parts(space)])
+    box = spaces.Box((flat.low * scales).astype(dtype), (flat.high * scales).astype(dtype), flat.shape, dtype)
+    return box, lambda obs: np.asarray(spaces.flatten(space, obs), dtype) * scales
+
+
+def layout(space: gymnasium.Space) -> tuple[str, ...]:
+    """Where the parts of a flattened observation lie, e.g. ("goal: 0-2, one-hot", "image: 3-50, divided by 255").
+
+    Empty where the space is a Box, which is not flattened.
+    """
+    if isinstance(space, spaces.Box):
+        return ()
+    is_scaled, start, found = _common_dtype(space) is not None, 0, []
+    for name, part in _parts(space):
+        stop = start + spaces.flatdim(part)
+        how = ", one-hot" if isinstance(part, spaces.Discrete | spaces.MultiDiscrete) else ""
+        how = ", divided by 255" if is_scaled and _scale(part) != 1 else how
+        found.append(f"{name or 'all'}: {start}-{stop - 1}{how}" if stop > start else f"{name}: nothing")
+        start = stop
+    return tuple(found)
+
+
+def _parts(space: gymnasium.Space, name: str = "") -> list[tuple[str, gymnasium.Space]]:
+    """What a Dict or Tuple holds, however deep, by "key.index", in the order of the flattened vector."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return [(name, space)]
+    below = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    return [part for key, inner in below for part in _parts(inner, f"{name}.{key}" if name else str(key))]
+
+
+def _common_dtype(space: gymnasium.Space) -> np.dtype | None:
+    """The floats that parts of different dtypes become; None where they stay what they are."""
+    found = {np.dtype(part.dtype) for _, part in _parts(space)}
+    floats = [dtype for dtype in found if dtype.kind == "f"]
+    if len(found) == 1 or not (floats or np.dtype(np.uint8) in found):
+        return None
+    return np.result_type(np.float32, *floats)
+
+
+def _scale(part: gymnasium.Space) -> float:
+    return 1 / 255 if isinstance(part, spaces.Box) and part.dtype == np.uint8 else 1.0
 
 
 def observation_of(space: spaces.Box) -> Observation:

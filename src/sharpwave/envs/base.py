@@ -176,6 +176,7 @@ class VectorEnv(ABC):
         first_index: the number of its first environment: not 0 where it is a group of a larger vector.
         writes_rounded: `_step_into` itself takes rows of bfloat16 as `out`.
         generators: what `step` draws from, to be registered with a CUDA graph that captures it.
+        layout: where the parts of a flattened Dict, Tuple or Discrete lie in an observation; empty for all others.
     """
 
     capturable: bool = False
@@ -185,6 +186,7 @@ class VectorEnv(ABC):
     first_index: int = 0
     writes_rounded: bool = False
     generators: tuple[torch.Generator, ...] = ()
+    layout: tuple[str, ...] = ()
 
     def __init__(
         self,

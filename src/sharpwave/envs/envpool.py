@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharpwave.envs._spaces import action_of, flattening, observation_of
+from sharpwave.envs._spaces import action_of, flattening, layout, observation_of
 from sharpwave.envs._transfer import Transfer
 from sharpwave.envs.base import EnvFault, Reset, Step, VectorEnv
 from sharpwave.envs.extras import needs
@@ -70,6 +70,7 @@ class EnvPoolVector(VectorEnv):
         except (TypeError, ValueError, KeyError, AssertionError) as error:
             raise ValueError(f"{name or task} cannot be made with options {options}: {error}") from error
         flat, self._flatten = flattening(self.pool.observation_space)
+        self.layout = layout(self.pool.observation_space)
         action, self._to_gymnasium = action_of(self.pool.action_space, masked=False)
         super().__init__(name or task, num_envs, device, observation_of(flat), action)
         self._check = check_finite

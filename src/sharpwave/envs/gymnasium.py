@@ -1,6 +1,6 @@
 """Gymnasium's vector environments behind this package's contract."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from traceback import walk_tb
 from typing import Any
 
@@ -13,7 +13,7 @@ from gymnasium.vector.utils import iterate
 from torch import Tensor
 
 from sharpwave.envs import _snapshot
-from sharpwave.envs._spaces import action_of, flattening, observation_of, returned
+from sharpwave.envs._spaces import action_of, flattening, layout, observation_of, returned
 from sharpwave.envs._time_limit import time_limit
 from sharpwave.envs._transfer import Transfer
 from sharpwave.envs.base import Discrete, EnvFault, Reset, Step, VectorEnv
@@ -86,6 +86,52 @@ def make_gymnasium(
     )
 
 
+def make_single(
+    name: str,
+    make: Callable[..., gymnasium.Env],
+    num_envs: int,
+    device: torch.device | str = "cpu",
+    *,
+    vectorization_mode: str | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    wrappers: tuple = (),
+    vector_wrappers: tuple = (),
+    action_mask: str | None = None,
+    check_finite: bool = True,
+    timeout: float | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> "GymnasiumVector":
+    """`num_envs` copies of what `make(**options)` makes, a class or function of your own; else as `make_gymnasium`.
+
+    Raises:
+        ValueError: another `vectorization_mode` than "sync" and "async".
+    """
+    modes: dict[str, Any] = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}
+    if (vectorization_mode or "sync") not in modes:
+        raise ValueError(f"{name}: vectorization_mode must be sync or async; got {vectorization_mode!r}")
+
+    def one() -> gymnasium.Env:
+        env = make(**(options or {}))
+        if not isinstance(env, gymnasium.Env):
+            raise TypeError(f"it made a {type(env).__name__}; a gymnasium.Env is expected")
+        for wrap in wrappers:
+            env = wrap(env)
+        return env
+
+    vector = modes[vectorization_mode or "sync"](
+        [one] * num_envs, **{"autoreset_mode": AutoresetMode.DISABLED, **(vector_kwargs or {})}
+    )
+    for wrap in vector_wrappers:
+        vector = wrap(vector)
+    return GymnasiumVector(
+        vector, device, name=name, action_mask=action_mask, check_finite=check_finite, timeout=timeout
+    )
+
+
+SINGLE_OPTIONS = frozenset(make_single.__kwdefaults__ or ()) - {"options"}
+"""Options of `make_single` itself; all others are the environment's."""
+
+
 class GymnasiumVector(VectorEnv):
     """A `gymnasium.vector.VectorEnv` with tensors in and out.
 
@@ -99,7 +145,8 @@ class GymnasiumVector(VectorEnv):
       action: it is marked in `Step.valid`, and then `obs` after an end is the final observation once more.
 
     Observations: a Box keeps its shape and dtype. Any other space of a fixed size (Dict, Tuple, Discrete,
-    MultiDiscrete, MultiBinary) is flattened by `gymnasium.spaces.flatten`. Rewards become float32.
+    MultiDiscrete, MultiBinary) is flattened, see `sharpwave.envs._spaces.flattening`; `layout` says what lies where.
+    Rewards become float32.
 
     Actions: Discrete is one head, from 0 whatever its `start`; MultiDiscrete one head an entry; MultiBinary one head of
     two choices a bit; a Box of floats is continuous, flat, and clipped to its bounds. Other spaces are refused.
@@ -166,6 +213,7 @@ class GymnasiumVector(VectorEnv):
         action, self._to_gymnasium = action_of(vector.single_action_space, masked=action_mask is not None)
         flat, self._flatten = flattening(vector.single_observation_space)
         super().__init__(name, vector.num_envs, device, observation_of(flat), action)
+        self.layout = layout(vector.single_observation_space)
         self._transfer = Transfer(self.device)
         self._dtype = flat.dtype
         self._rows = (self.num_envs,)
@@ -317,7 +365,16 @@ class GymnasiumVector(VectorEnv):
                 running = frame.tb_frame.f_locals.get("self")
                 index = next((i for i, env in enumerate(base.envs) if env is running), None)
                 frame = frame.tb_next
-        return self._fault(index, f"raised {type(error).__name__}: {error}")
+        what = f"raised {type(error).__name__}: {error}"
+        if isinstance(base, SyncVectorEnv) and "wrong shape" in str(error):
+            # NumPy's words, of all observations in one array: it tells neither which one nor the shapes.
+            space = base.single_observation_space.shape
+            for i, obs in enumerate(base._env_obs):
+                if space is not None and obs is not None and np.shape(obs) != space:
+                    index = i
+                    what = f"returned an observation of shape {np.shape(obs)}, where its space has {space},"
+                    break
+        return self._fault(index, what)
 
     @property
     def inexact_because(self) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from sharpwave.envs._spaces import action_of, flattening, observation_of, returned
+from sharpwave.envs._spaces import action_of, flattening, layout, observation_of, returned
 from sharpwave.envs._transfer import Transfer
 from sharpwave.envs.base import Discrete, EnvFault, Reset, Step, VectorEnv
 from sharpwave.envs.extras import needs
@@ -106,6 +106,7 @@ class PettingZooVector(VectorEnv):
         keys = set(space.spaces) if isinstance(space, spaces.Dict) else set()
         self._masked = keys == {"observation", "action_mask"}
         flat, self._flatten = flattening(space["observation"] if self._masked else space)  # ty: ignore[not-subscriptable]
+        self.layout = layout(space["observation"] if self._masked else space)  # ty: ignore[not-subscriptable]
         ours, self._to_gymnasium = action_of(action, self._masked)
         super().__init__(name, num_envs, device, observation_of(flat), ours)
         self.copies = [first, *(build() for _ in range(num_envs // count - 1))]

@@ -49,8 +49,8 @@ def register(name: str, factory: Factory) -> None:
         name: any string that is not taken.
         factory: called as `factory(num_envs, device, **options)`, returns a `VectorEnv`, e.g. a subclass itself; or a
             subclass of `gymnasium.Env`, called as `factory(**options)` for each environment; or a subclass of
-            `pettingzoo.ParallelEnv`, called so for each copy; or a function that returns a
-            `gymnasium.vector.VectorEnv`.
+            `pettingzoo.ParallelEnv`, called so for each copy; or a function `factory(num_envs, device, **options)` that
+            returns a `gymnasium.vector.VectorEnv`, or `factory(**options)` that returns a `gymnasium.Env`.
 
     Raises:
         ValueError: the name is taken.
@@ -82,7 +82,8 @@ def make(name: str, num_envs: int, device: torch.device | str = "cpu", **options
             - another library's, with a prefix that says which: "ALE/Pong-v5" (`families` lists them).
         num_envs: N, at least 1.
         device: where the tensors are. Native environments compute there; Gymnasium's run on the host.
-        options: the environment's own; for Gymnasium also those of `sharpwave.envs.gymnasium.make_gymnasium`.
+        options: the environment's own; for Gymnasium's, and your own `gymnasium.Env`, also those of
+            `sharpwave.envs.gymnasium.make_gymnasium`, such as `vectorization_mode="async"` and `timeout=60`.
 
     Raises:
         ValueError: unknown name (with the nearest ones), an option the environment does not take, num_envs < 1.
@@ -126,7 +127,8 @@ def unknown(name: str) -> str:
     by_lower = {known.lower(): known for known in names()}
     near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
     nearest = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return f"unknown environment {name!r}: {nearest}sharpwave.envs.names() lists all that are registered"
+    listed = "`sharpwave envs --all`, in Python sharpwave.envs.names(), lists all that are registered"
+    return f"unknown environment {name!r}: {nearest}{listed}"
 
 
 def _attribute(name: str) -> Factory | None:
@@ -163,22 +165,53 @@ def _build(
 
         factory = partial(PettingZooVector, partial(factory, **options), name=name)
         options = {}
-    is_single = isinstance(factory, type) and issubclass(factory, gymnasium.Env)
-    given = () if is_single else (num_envs, device)
-    try:
-        inspect.signature(factory).bind(*given, **options)
-    except TypeError as error:
-        raise ValueError(f"{name} does not take these options: {error}") from None
-    if is_single:
-        made: Any = gymnasium.vector.SyncVectorEnv(
-            [partial(factory, **options)] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED
-        )
-    else:
-        made = factory(num_envs, device, **options)
+    if _is_single(factory, num_envs, device, options):
+        return _build_single(name, factory, num_envs, device, options)
+    _require_options(name, factory, num_envs, device, **options)
+    made = factory(num_envs, device, **options)
     if isinstance(made, gymnasium.vector.VectorEnv):
         from sharpwave.envs.gymnasium import GymnasiumVector
 
         return GymnasiumVector(made, device, name=name)
     if not isinstance(made, VectorEnv):
-        raise TypeError(f"{name} made a {type(made).__name__}; a sharpwave or Gymnasium VectorEnv is expected")
+        advice = "; one that makes a gymnasium.Env takes its options by keyword alone: def make(*, size=8)"
+        raise TypeError(
+            f"{name} made a {type(made).__name__}; a sharpwave or Gymnasium VectorEnv is expected of a function that "
+            f"takes num_envs and device{advice if isinstance(made, gymnasium.Env) else ''}"
+        )
     return made
+
+
+def _is_single(factory: Factory, num_envs: int, device: torch.device | str, options: dict[str, Any]) -> bool:
+    """Whether the factory makes one `gymnasium.Env`: such a class, or a function that has no place for `num_envs`."""
+    import gymnasium
+
+    if isinstance(factory, type):
+        return issubclass(factory, gymnasium.Env)
+    try:
+        inspect.signature(factory).bind(num_envs, device, **options)
+    except TypeError:
+        parameters = inspect.signature(factory).parameters.values()
+        return not any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+    return False
+
+
+def _build_single(
+    name: str, factory: Factory, num_envs: int, device: torch.device | str, options: dict[str, Any]
+) -> VectorEnv:
+    from sharpwave.envs.gymnasium import SINGLE_OPTIONS, make_single
+
+    # A class that names such an option itself is given it.
+    ours = SINGLE_OPTIONS - inspect.signature(factory).parameters.keys()
+    given = {key: value for key, value in options.items() if key not in ours}
+    _require_options(name, factory, **given)
+    return make_single(
+        name, factory, num_envs, device, options=given, **{k: v for k, v in options.items() if k in ours}
+    )
+
+
+def _require_options(name: str, factory: Factory, *given: Any, **options: Any) -> None:
+    try:
+        inspect.signature(factory).bind(*given, **options)
+    except TypeError as error:
+        raise ValueError(f"{name} does not take these options: {error}") from None

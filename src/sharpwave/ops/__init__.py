@@ -4,3 +4,7 @@ Each op takes `backend`: "auto" runs the fastest kernel there is for the tensors
 GPU, plain PyTorch where there is neither), "reference" the plain PyTorch that defines it, "cpu" and "triton" the kernel
 named, or an error where that cannot serve. `sharpwave info` lists what "auto" takes on this machine.
 """
+
+from sharpwave._lazy import submodules
+
+__getattr__, __dir__ = submodules(__name__, __path__)

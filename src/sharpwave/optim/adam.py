@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sharpwave.ops._backends import choose
 from sharpwave.ops.adam_step import adam_step
+from sharpwave.optim import _groups
 
 
 def flatten_parameters(params: Iterable[Tensor]) -> Tensor:
@@ -66,6 +67,8 @@ class FlatAdam(torch.optim.Optimizer):
 
     `step` is `sharpwave.optim.Muon`'s: one that would not be finite, or whose `keep` is false, changes nothing.
     """
+
+    add_param_group = _groups.add_param_group
 
     def __init__(self, params: Iterable, lr: Tensor, eps: float = 1e-8, max_grad_norm: float = math.inf):
         params = list(params)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sharpwave.ops._backends import installed
+from sharpwave.optim._groups import add_param_group
 
 # (a, b, c) of each step: x -> a x + b x^3 + c x^5 on singular values. All five map [1e-2, 1] into [0.978, 1.032].
 NEWTON_SCHULZ = (
@@ -144,7 +145,7 @@ class Muon(torch.optim.Optimizer):
             raise ValueError(f"momentum must be in [0, 1); got {group['momentum']}")
         if not group["max_grad_norm"] > 0:
             raise ValueError(f"max_grad_norm must be > 0; got {group['max_grad_norm']}")
-        super().add_param_group(param_group)
+        add_param_group(self, param_group)
         for p in self.param_groups[-1]["params"]:
             self.state[p]["momentum"] = torch.zeros_like(p, dtype=torch.float32)
 

@@ -28,6 +28,32 @@ ALGORITHMS = {
 }
 
 
+# What Stable-Baselines3 and CleanRL call a setting, and what it is called here: the first that the algorithm has.
+ELSEWHERE = {
+    "batch_size": ("minibatch",),
+    "clip_coef": ("clip",),
+    "clip_range": ("clip",),
+    "clip_range_vf": ("vf_clip",),
+    "end_e": ("epsilon_end",),
+    "env_id": ("env",),
+    "exploration_final_eps": ("epsilon_end",),
+    "exploration_fraction": ("epsilon_fraction",),
+    "exploration_initial_eps": ("epsilon_start",),
+    "gradient_steps": ("updates_per_step",),
+    "learning_rate": ("lr",),
+    "minibatch_size": ("minibatch",),
+    "n_envs": ("num_envs",),
+    "n_epochs": ("replay_ratio",),
+    "n_steps": ("horizon", "n_step"),
+    "num_steps": ("horizon", "n_step"),
+    "start_e": ("epsilon_start",),
+    "target_network_frequency": ("target_interval",),
+    "target_update_interval": ("target_interval",),
+    "total_timesteps": ("total_steps",),
+    "update_epochs": ("replay_ratio",),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What the loop around any trainer does; trainers' settings inherit it."""
@@ -220,6 +246,8 @@ def coerce_all(cls: Any, settings: Mapping[str, Any], source: str) -> dict[str, 
     values = {}
     for key, value in settings.items():
         name = key.replace("-", "_")
+        if name not in names and isinstance(value, Mapping):
+            raise UserError(f"{source}: there is no table [{key}]: settings stand at the top level, such as lr = 0.01")
         if name not in names:
             raise UserError(f"{source}: unknown setting {key!r}{closest(name, names)}")
         try:
@@ -231,8 +259,13 @@ def coerce_all(cls: Any, settings: Mapping[str, Any], source: str) -> dict[str, 
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """ ": did you mean 'x'?" for the most similar known word; "" where none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    """ ": did you mean 'x'?" for the known word that other libraries call so, or the most similar one; "" where none is
+    near."""
+    known = list(known)
+    plain = {name.removeprefix("--").replace("-", "_"): name for name in known}
+    synonyms = ELSEWHERE.get(word.removeprefix("--").replace("-", "_"), ())
+    near = [plain[name] for name in synonyms if name in plain]
+    near = near or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f": did you mean {near[0]!r}?" if near else ""
 
 

@@ -102,16 +102,23 @@ class Silent:
 
 
 class Rate:
-    """Steps per second over the last SMOOTH seconds, and the time left at that rate."""
+    """Steps per second over the last SMOOTH seconds, and the time left at that rate.
+
+    The first epoch compiles and captures: from the second on it is left out.
+    """
 
     def __init__(self, num_epochs: int, clock: Callable[[], float] = time.perf_counter):
         self._num_epochs = num_epochs
         self._clock = clock
         self._points: list[tuple[float, int, int]] = []
+        self._has_start = True
 
     def update(self, step: int, epoch: int) -> None:
         now = self._clock()
         self._points.append((now, step, epoch))
+        if self._has_start and len(self._points) == 3:
+            self._points.pop(0)
+            self._has_start = False
         while len(self._points) > 2 and self._points[1][0] < now - SMOOTH:
             self._points.pop(0)
 
@@ -122,8 +129,8 @@ class Rate:
 
     @property
     def seconds_left(self) -> float:
-        """NaN before the second point."""
-        epochs_per_second = self._slope(2)
+        """NaN before the third point, for the second may hold what is done only once."""
+        epochs_per_second = math.nan if self._has_start else self._slope(2)
         return (self._num_epochs - self._points[-1][2]) / epochs_per_second if epochs_per_second > 0 else math.nan
 
     def _slope(self, which: int) -> float:
@@ -171,9 +178,9 @@ class Plain:
                 for name, label in HEADLINE.items()
                 if name in metrics
             ),
-            f"left {duration(self._rate.seconds_left)}",
+            _left(self._rate),
         ]
-        self.message("  ".join(parts))
+        self.message("  ".join(filter(None, parts)))
 
     def message(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
@@ -248,7 +255,7 @@ class Dashboard:
             f"epoch {epoch}/{self._num_epochs}",
             f"step {step:,}",
             f"SPS {count(self._rate.per_second)}",
-            f"left {duration(self._rate.seconds_left)}",
+            _left(self._rate),
         )
         memory = {name: value for name, value in metrics.items() if name.startswith("memory/")}
         tables = [self._group(name, items) for name, items in groups(metrics).items() if name != "memory"]
@@ -279,6 +286,10 @@ class Dashboard:
                 name, ProgressBar(total=whole, completed=seconds, width=BAR // 2), f"{100 * seconds / whole:3.0f}%"
             )
         return table
+
+
+def _left(rate: Rate) -> str:
+    return f"left {duration(rate.seconds_left)}" if math.isfinite(rate.seconds_left) else ""
 
 
 def _histogram(name: str, low: float, high: float, counts: Sequence[float]) -> Table:

@@ -22,6 +22,16 @@ def backends(device_type: str) -> dict[str, str]:
     return {op: _backends.choose(op, device_type) for op in op_names()}
 
 
+def slow_backends(device_type: str) -> list[str]:
+    """A line for a person where a GPU runs ops without their kernels; none where all is as it should be."""
+    if device_type != "cuda":
+        return []
+    slow = [op for op, name in backends(device_type).items() if name != "triton"]
+    if not slow:
+        return []
+    return [f"backends: {', '.join(slow)} run in plain PyTorch, for Triton is missing: pip install 'sharpwave[triton]'"]
+
+
 def devices() -> dict[str, str]:
     """The devices that PyTorch can use here, by name, and what each is."""
     found = {

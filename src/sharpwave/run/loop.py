@@ -107,10 +107,13 @@ def run(
         with (
             RunLog(run_dir, trainer.global_step if resume else None) as log,
             closing(Trackers(config.logger, config.project, run_dir, settings, display.message)) as trackers,
+            rundir.noting_failure(run_dir),
         ):
             if not resume:
                 _save(trainer, checkpoints, log, 0.0)
             display.start(trainer.global_step, trainer.epoch)
+            if resume and trainer.epoch >= trainer.num_epochs:
+                display.message("this run was complete: nothing is left to train")
             last_step, last_time = trainer.global_step, time.perf_counter()
             final = trainer.epoch >= trainer.num_epochs or (stop is not None and stop.requested)
             while not final:

@@ -9,13 +9,14 @@ the device has.
 """
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from sharpwave import ops
 from sharpwave.ops import _backends
 
 
@@ -62,10 +63,18 @@ def main(op: str, device: str | None = None) -> int:
 
 def cases(op: str) -> Callable[[str], Iterator[Outcome]]:
     """The op's generator of outcomes."""
-    name = f"sharpwave.ops.{op}.parity"
-    if importlib.util.find_spec(f"sharpwave.ops.{op}") is None or importlib.util.find_spec(name) is None:
-        raise ValueError(f"op must have parity cases, a module sharpwave/ops/{op}/parity.py; it has none")
-    return importlib.import_module(name).cases
+    known = ops_with_cases()
+    if op not in known:
+        raise ValueError(
+            f"op must have parity cases, a module sharpwave/ops/OP/parity.py; {op!r} has none, these have: "
+            f"{', '.join(known)}"
+        )
+    return importlib.import_module(f"sharpwave.ops.{op}.parity").cases
+
+
+def ops_with_cases() -> list[str]:
+    """The names that `cases` takes."""
+    return sorted(path.parent.name for path in Path(ops.__path__[0]).glob("*/parity.py"))
 
 
 def backends_on(op: str, device: str) -> list[_backends.Backend]:

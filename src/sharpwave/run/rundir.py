@@ -6,6 +6,7 @@ runs/ppo-CartPole-v1-seed0-20260131-142501/
   metrics.jsonl   a line of numbers every `log_interval` epochs
   tensorboard/    the same, for TensorBoard
   checkpoints/    step-000000040960/, the newest `keep_checkpoints`
+  failure.txt     why training ended early, where an error ended it; deleted when it goes on
 """
 
 import json
@@ -14,8 +15,8 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,18 +31,21 @@ except ImportError:  # Windows
 from sharpwave.run import config as configs
 from sharpwave.run.errors import UserError
 
-CONFIG, RUN, METRICS, TENSORBOARD, CHECKPOINTS, LOCK = (
+CONFIG, RUN, METRICS, TENSORBOARD, CHECKPOINTS, FAILURE, LOCK = (
     "config.json",
     "run.json",
     "metrics.jsonl",
     "tensorboard",
     "checkpoints",
+    "failure.txt",
     ".lock",
 )
 PACKAGES = ("sharpwave", "torch", "triton", "numba", "numpy", "gymnasium", "safetensors", "tyro", "rich", "tensorboard")
 
 
-def create(path: Path | None, algorithm: str, config: Any, command: Sequence[str]) -> Path:
+def create(
+    path: Path | None, algorithm: str, config: Any, command: Sequence[str], backends: Mapping[str, str] | None = None
+) -> Path:
     """Make a run's directory, with config.json and run.json in it.
 
     Args:
@@ -50,6 +54,7 @@ def create(path: Path | None, algorithm: str, config: Any, command: Sequence[str
         algorithm: a key of config.ALGORITHMS.
         config: the algorithm's settings.
         command: the command line, for the record.
+        backends: of every op, for the record.
 
     Raises:
         UserError: `path` exists, cannot be made, or its name is not UTF-8.
@@ -65,6 +70,7 @@ def create(path: Path | None, algorithm: str, config: Any, command: Sequence[str
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
+        **({"backends": dict(backends)} if backends is not None else {}),
     }
     try:
         (made / CONFIG).write_text(configs.to_json(config), encoding="utf-8")
@@ -123,6 +129,19 @@ def lock(path: Path) -> Generator[None]:
         yield
     finally:
         held.release()
+
+
+@contextmanager
+def noting_failure(path: Path) -> Generator[None]:
+    """Around training in a run: the error that ends it is written into the run, the one from before is deleted."""
+    (path / FAILURE).unlink(missing_ok=True)
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        with suppress(OSError):  # a full disk, say: the error itself matters more
+            (path / FAILURE).write_text(" ".join(reason.split()) + "\n", encoding="utf-8")
+        raise
 
 
 def is_locked(path: Path) -> bool:

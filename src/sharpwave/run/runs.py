@@ -33,9 +33,10 @@ class Run:
 
     path: Path
     status: str
-    """complete; running (a process trains in it); stopped (resumable); new (nothing logged yet); or broken."""
+    """complete; running (a process trains in it); failed (an error ended it); stopped (resumable); new (nothing logged
+    yet); or broken."""
     problem: str
-    """What could not be read, or ""."""
+    """What could not be read, or what ended it, or ""."""
     algorithm: str
     env: str
     seed: int | None
@@ -105,6 +106,9 @@ def read(path: Path) -> Run:
         status = "broken"
     elif rundir.is_locked(path):
         status = "running"
+    elif failure := _text(path / rundir.FAILURE):
+        status = "failed"
+        problems.append(failure)
     elif num_epochs is not None and epoch >= num_epochs and newest == step:
         status = "complete"
     else:
@@ -192,6 +196,13 @@ def _walk(path: Path, depth: int) -> Iterator[Path]:
         return  # a folder that may not be read holds nothing for this user
     for folder in below:
         yield from _walk(folder, depth - 1)
+
+
+def _text(path: Path) -> str:
+    try:
+        return " ".join(path.read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return ""
 
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ Gymnasium environment, a method `render()` of any other), or its observation, if
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,18 +81,16 @@ def record(
             written.
     """
     plot.check_target(path, SUFFIXES, option="--video", force=force)
-    write = {".mp4": _mp4, ".gif": _gif}[path.suffix.lower()]()
+    write = _WRITERS[path.suffix.lower()]()
     env, pictures, own_fps = _drawn(name, options, device)
     rate = fps or own_fps
     film = Film()
     temporary = path.with_name(f".{path.stem}.tmp-{os.getpid()}{path.suffix.lower()}")
     try:
-        with env:
+        with env, _faults(name):
             shots = itertools.islice(_play(agent, env, pictures, episodes, seed, deterministic, film), LIMIT)
             film.frames = write(temporary, shots, rate)
         _place(temporary, path, force)
-    except EnvFault as fault:
-        raise UserError(str(fault)) from fault
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another --video") from error
     finally:
@@ -99,6 +98,34 @@ def record(
     film.seconds = film.frames / rate
     film.is_cut = len(film.returns) < episodes
     return film
+
+
+def check(name: str, options: Mapping[str, Any], device: torch.device | str, path: Path) -> None:
+    """Draw one picture, without keeping it: whatever a film needs and is missing is found before anything is played.
+
+    Raises:
+        UserError: as `record`.
+    """
+    _WRITERS[path.suffix.lower()]()
+    env, pictures, _ = _drawn(name, options, device)
+    with env, _faults(name):
+        pictures(env.reset(0).obs, False)
+
+
+@contextmanager
+def _faults(name: str) -> Generator[None]:
+    """An environment's fault as a UserError; where it cannot draw for lack of a library, with what brings that."""
+    try:
+        yield
+    except (EnvFault, ImportError) as fault:
+        cause: BaseException | None = fault
+        while cause is not None:
+            if isinstance(cause, ImportError) and (cause.name or "").partition(".")[0] == "pygame":
+                raise UserError(
+                    f"{name} draws with pygame, which is missing: pip install 'sharpwave[video]'"
+                ) from fault
+            cause = cause.__cause__ or cause.__context__
+        raise UserError(str(fault)) from fault
 
 
 @torch.no_grad()
@@ -209,7 +236,7 @@ def _mp4() -> Callable[[Path, Iterator[np.ndarray], float], int]:
     try:
         import av
     except ImportError as error:
-        raise UserError(f"an MP4 needs PyAV: pip install 'sharpwave[video]' ({error}); or write a .gif") from error
+        raise UserError(f"an MP4 needs PyAV: pip install 'sharpwave[video]' ({error})") from error
     from fractions import Fraction
 
     def write(path: Path, shots: Iterator[np.ndarray], fps: float) -> int:
@@ -254,6 +281,9 @@ def _gif() -> Callable[[Path, Iterator[np.ndarray], float], int]:
         return count
 
     return write
+
+
+_WRITERS = {".mp4": _mp4, ".gif": _gif}
 
 
 def _place(temporary: Path, path: Path, force: bool) -> None:
