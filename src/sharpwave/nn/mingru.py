@@ -107,7 +107,8 @@ class MinGRU(nn.Module):
                 x, next_state = _RoundedLayer.apply(x, weight, rounded, layer_state, reset, self.backward, self.backend)
                 carried.append(next_state)
             return x, carried
-        x, *weights = autocast(x, *self.weights)  # a custom op casts nothing by itself
+        weights = list(self.weights)  # which Dynamo of PyTorch 2.11 does not unpack by *
+        x, *weights = autocast(x, *weights)  # a custom op casts nothing by itself
         for weight, layer_state in zip(weights, states, strict=True):
             x, next_state = mingru_layer(x, weight, layer_state, reset, backward=self.backward, backend=self.backend)
             carried.append(next_state)
