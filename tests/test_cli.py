@@ -16,8 +16,9 @@ import torch
 import sharpwave
 from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.cli import COMMANDS, _trainers, main
+from sharpwave.envs import EnvFault
 from sharpwave.ops import _backends
-from sharpwave.run import checkpoint, info, loop, options, parity, presets, rundir
+from sharpwave.run import checkpoint, evaluate, info, loop, options, parity, presets, rundir
 from sharpwave.run import config as configs
 from sharpwave.run.errors import UserError
 from tests.run import stub
@@ -240,6 +241,16 @@ def test_train_evaluates_and_says_how_to_go_on(capfd):
 def test_the_evaluation_can_be_left_out(capfd):
     assert main([*TRAIN_STUB, "--eval-episodes", "0", "--run-dir", "x"]) == 0
     assert capfd.readouterr().out.splitlines()[-1] == "evaluate again with: sharpwave eval x"
+
+
+def test_an_environment_that_fails_while_it_is_played(capfd, monkeypatch):
+    def fail(*_args, **_options):
+        raise EnvFault("toy", 5, 7, "returned NaN")
+
+    assert main([*TRAIN_STUB, "--eval-episodes", "0", "--run-dir", "x"]) == 0
+    monkeypatch.setattr(evaluate, "evaluate", fail)
+    assert main(["eval", "x"]) == 2
+    assert "sharpwave: error: toy: environment 5 returned NaN at step 7\n" in capfd.readouterr().err
 
 
 def test_evaluation_does_not_change_the_run(capfd):

@@ -71,13 +71,17 @@ def _are_compiled(device_type: str) -> bool:
 
 
 def play(trainer: Any, episodes: int, seed: int, deterministic: bool) -> str:
-    """The line that `train` and `eval` end with."""
+    """The line that `train` and `eval` end with. UserError where an environment fails."""
+    from sharpwave.envs.base import EnvFault
     from sharpwave.run import evaluate, threads
     from sharpwave.run.seeding import stream_seed
 
     # The trainer's own environments: it is done with them, and another vector may cost processes and memory.
     env_seed = stream_seed(seed, 0, "evaluation")
-    with threads.use(trainer.config.threads):
-        returns = evaluate.evaluate(trainer, trainer.env, episodes, env_seed, deterministic=deterministic)
+    try:
+        with threads.use(trainer.config.threads):
+            returns = evaluate.evaluate(trainer, trainer.env, episodes, env_seed, deterministic=deterministic)
+    except EnvFault as fault:
+        raise UserError(str(fault)) from fault
     trainer.close()
     return evaluate.summary(returns)

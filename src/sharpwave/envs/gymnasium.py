@@ -145,8 +145,8 @@ class GymnasiumVector(VectorEnv):
       action: it is marked in `Step.valid`, and then `obs` after an end is the final observation once more.
 
     Observations: a Box keeps its shape and dtype. Any other space of a fixed size (Dict, Tuple, Discrete,
-    MultiDiscrete, MultiBinary) is flattened, see `sharpwave.envs._spaces.flattening`; `layout` says what lies where.
-    Rewards become float32.
+    MultiDiscrete, MultiBinary) is flattened by `gymnasium.spaces.flatten`; parts of different dtypes become float32,
+    bytes divided by 255, and `layout` says what lies where. Rewards become float32.
 
     Actions: Discrete is one head, from 0 whatever its `start`; MultiDiscrete one head an entry; MultiBinary one head of
     two choices a bit; a Box of floats is continuous, flat, and clipped to its bounds. Other spaces are refused.
