@@ -369,7 +369,7 @@ class GymnasiumVector(VectorEnv):
         if isinstance(base, SyncVectorEnv) and "wrong shape" in str(error):
             # NumPy's words, of all observations in one array: it tells neither which one nor the shapes.
             space = base.single_observation_space.shape
-            for i, obs in enumerate(base._env_obs):
+            for i, obs in enumerate(getattr(base, "_env_obs", ())):
                 if space is not None and obs is not None and np.shape(obs) != space:
                     index = i
                     what = f"returned an observation of shape {np.shape(obs)}, where its space has {space},"
