@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sharpwave.ops.linear import linear
+from sharpwave.ops.mingru import mingru_scan
 from tests.conftest import backends
 from tests.parity import assert_parity
 
@@ -24,7 +25,37 @@ def test_backend_matches_reference(backend, device, rows, n, k):
     x, weight = inputs(rows, n, k, device=device)
     got = linear(x, weight, backend=backend)
     assert got.dtype == x.dtype
+    assert torch.equal(got, linear(x, weight, settled=True, backend=backend))
     assert_parity(got, linear(x.double().cpu(), weight.double().cpu(), backend="reference"), "y")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [256, 64])
+def test_a_chain_of_layers_is_captured(batch):
+    """Few rows' launches overlap: replays with new data and weights give what the launches one by one give."""
+    x, *weights = (torch.randn(*s, device="cuda").bfloat16() for s in ((batch, 128, 256), *[(768, 256)] * 3))
+    weights = [weight / 16 for weight in weights]
+    state = torch.randn(batch, 256, device="cuda")
+
+    def chain(wait):
+        y = x
+        for i, weight in enumerate(weights):
+            combined = linear(y, weight, settled=i > 0)
+            wait()
+            y = mingru_scan(combined, state, y)[0]
+            wait()
+        return y
+
+    graph = torch.cuda.CUDAGraph()
+    chain(torch.cuda.synchronize)
+    with torch.cuda.graph(graph):
+        captured = chain(lambda: None)
+    for _ in range(3):
+        for v in (x, *weights):
+            v.copy_(v.flip(0))
+        graph.replay()
+        assert torch.equal(captured, chain(torch.cuda.synchronize))
+        assert torch.equal(captured, chain(lambda: None))
 
 
 @backends("triton")
@@ -42,6 +73,7 @@ def test_bfloat16(rows, n, k):
     x, weight = inputs(rows, n, k, torch.bfloat16, "cuda")
     got = linear(x, weight, backend="triton")
     assert_parity(got, x.double() @ weight.double().t(), "y")
+    assert torch.equal(got, linear(x, weight, settled=True, backend="triton"))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = linear(x, weight, backend="triton")

@@ -103,8 +103,10 @@ class MinGRU(nn.Module):
         carried = []
         if self.rounded is not None:
             x = x.to(self.rounded[0].dtype)
-            for weight, rounded, layer_state in zip(self.weights, self.rounded, states, strict=True):
-                x, next_state = _RoundedLayer.apply(x, weight, rounded, layer_state, reset, self.backward, self.backend)
+            for i, (weight, rounded, state) in enumerate(zip(self.weights, self.rounded, states, strict=True)):
+                # Before a layer's projection comes the scan of the one below, which writes no weight.
+                choices = i > 0, self.backward, self.backend
+                x, next_state = _RoundedLayer.apply(x, weight, rounded, state, reset, *choices)
                 carried.append(next_state)
             return x, carried
         weights = list(self.weights)  # which Dynamo of PyTorch 2.11 does not unpack by *
@@ -158,8 +160,8 @@ class _RoundedLayer(torch.autograd.Function):
     beside the backward pass (`WeightGradients`)."""
 
     @staticmethod
-    def forward(ctx: Any, x, weight, rounded, state, reset, backward, backend):
-        combined = linear(x, rounded)
+    def forward(ctx: Any, x, weight, rounded, state, reset, settled, backward, backend):
+        combined = linear(x, rounded, settled=settled)
         out, next_state, checkpoints = torch.ops.sharpwave.mingru_scan(
             combined, state, x, reset, True, backward, backend
         )
@@ -179,4 +181,4 @@ class _RoundedLayer(torch.autograd.Function):
         flat = dcombined.flatten(0, 1)
         dweight = weight_gradient(ctx.weight, flat, x.flatten(0, 1))
         dx.view(-1, x.shape[2]).addmm_(flat, rounded)  # the two paths into x meet in the GEMM's own addition
-        return dx, dweight, None, dstate, None, None, None
+        return dx, dweight, None, dstate, None, None, None, None
