@@ -7,7 +7,6 @@ import torch
 
 from sharpwave.algos.ppo import PPO, PPOConfig
 from sharpwave.algos.segments import segment_advantage
-from sharpwave.nn import Policy
 from sharpwave.run.evaluate import evaluate
 from sharpwave.run.graphs import Captured
 from tests.algos.test_ppo import fingerprint, train
@@ -73,13 +72,17 @@ def test_resume_of_groups_is_exact():
 
 
 @pytest.mark.parametrize("env", ["sharpwave/CartPole", "sharpwave/Synthetic"])
-def test_observations_rounded_where_they_are_kept_give_the_same_run(env, monkeypatch):
-    small = train(trainer(env))
-    assert small.segments.obs.dtype == torch.bfloat16 and small.segments.obs.shape[2] % 8 == 0
-    monkeypatch.setattr(Policy, "kept", lambda _self, observation, *_args: observation)
-    large = train(trainer(env))
-    assert large.segments.obs.dtype == torch.float32
-    assert fingerprint(small) == fingerprint(large)
+def test_observations_are_kept_as_the_network_reads_them(env):
+    agent = train(trainer(env))
+    kept, first = agent.segments.obs, agent.obs.clone()
+    size = agent.env.observation.size
+    agent._run_rollout()
+    assert kept.dtype == torch.bfloat16 and kept.shape[2] % 8 == 0 and not kept[:, :, size:].any()
+    assert torch.equal(kept[:, 0, :size], first.flatten(1).bfloat16())
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        from_kept = agent.policy.step(kept[:, 0].contiguous(), agent.state)
+        from_raw = agent.policy.step(first, agent.state)
+    assert torch.equal(from_kept.params, from_raw.params) and torch.equal(from_kept.value, from_raw.value)
 
 
 def test_resume_is_exact():

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sharpwave.ops.gather import gather_rows
+
 
 @dataclass(frozen=True)
 class Discrete:
@@ -149,11 +151,9 @@ class EnvFault(RuntimeError):
 
 def write_observations(obs: Tensor, out: Tensor) -> Tensor:
     """Copy (N, *shape) into `out`, which `VectorEnv.step` describes, and return it."""
-    if out.shape == obs.shape:
+    if out.dtype == obs.dtype:
         return out.copy_(obs)
-    flat = obs.reshape(obs.shape[0], -1)
-    out[:, : flat.shape[1]] = flat
-    return out
+    return gather_rows(obs.reshape(obs.shape[0], -1), dtype=out.dtype, multiple=out.shape[1], out=out)
 
 
 class VectorEnv(ABC):
@@ -237,8 +237,8 @@ class VectorEnv(ABC):
                 actions, on any device the environment can read (best: its own). Discrete values must be in range;
                 continuous ones are clipped to the bounds.
             out: (N, *observation.shape) on the environment's device, with any strides: `Step.obs` is written there and
-                is `out`, so that a rollout need not copy what it observes. Or (N, D) bfloat16, D >= observation.size:
-                observations flattened and rounded, with what lies beside them left as it is.
+                is `out`, so that a rollout need not copy what it observes. For float32 observations also (N, D)
+                bfloat16, D >= observation.size, each row contiguous: they are flattened and rounded, with zeros beside.
             need_next_obs: false where the caller will not read `Step.next_obs`; with `out` it may then be anything.
 
         Raises:
@@ -392,12 +392,12 @@ class VectorEnv(ABC):
         shape = (self.num_envs, *self.observation.shape)
         if out.shape == shape and out.dtype == self.observation.dtype:
             return False
-        if out.dtype == torch.bfloat16 and out.ndim == 2:
-            if out.shape[0] == self.num_envs and out.shape[1] >= self.observation.size:
+        if (self.observation.dtype, out.dtype) == (torch.float32, torch.bfloat16) and out.ndim == 2:
+            if out.shape[0] == self.num_envs and out.shape[1] >= self.observation.size and out.stride(1) == 1:
                 return True
         elif out.dtype != self.observation.dtype:
             raise TypeError(f"out must be {self.observation.dtype}, or flat rows of bfloat16; got {out.dtype}")
-        raise ValueError(f"out must have shape {shape}; got {tuple(out.shape)}")
+        raise ValueError(f"out must have shape {shape}; got {tuple(out.shape)}, strides {out.stride()}")
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -2,8 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from sharpwave.envs.base import Discrete, Observation, Reset, Step
+from sharpwave.envs.base import Discrete, Observation, Reset, Step, write_observations
 from sharpwave.envs.tensor import TensorEnv
 from sharpwave.ops._backends import installed
 
@@ -53,6 +54,8 @@ class Synthetic(TensorEnv):
         self._row = self._keep("row", torch.zeros(num_envs, dtype=torch.int64))
         self._t = self._keep("t", torch.zeros(num_envs, dtype=torch.int64))
         self._drawn = torch.zeros_like(self._row)
+        # Whole words of 16 bytes, for rows of bfloat16 as a trainer keeps them.
+        self._rounded = F.pad(self._table, (0, -observation_size % 8)).bfloat16()
         self._triton = self.writes_rounded = self.device.type == "cuda" and installed("triton")
 
     def _begin(self) -> None:
@@ -67,6 +70,9 @@ class Synthetic(TensorEnv):
         return self._step_into(action, out, need_next_obs=True)
 
     def _step_into(self, action: Tensor, out: Tensor, need_next_obs: bool) -> Step:
+        if out.dtype == torch.bfloat16 and not (self._triton and out.shape[1] == self._rounded.shape[1]):
+            step = self._step(action)
+            return step._replace(obs=write_observations(step.obs, out))
         self._drawn.random_(0, self.rows, generator=self.generator)
         if self._triton:
             return self._step_triton(action, out, need_next_obs)
@@ -87,7 +93,8 @@ class Synthetic(TensorEnv):
         reward = torch.empty(self.num_envs, device=self.device)
         terminated, truncated = torch.empty(2, self.num_envs, dtype=torch.bool, device=self.device)
         step(
-            action.contiguous(), self._row, self._t, self._drawn, self._table, self.num_actions, self.length,
+            action.contiguous(), self._row, self._t, self._drawn, self._table,
+            self._rounded if out.dtype == torch.bfloat16 else self._table, self.num_actions, self.length,
             obs, next_obs if need_next_obs else None, reward, terminated, truncated,
         )  # fmt: skip
         if obs is not out:

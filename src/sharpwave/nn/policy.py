@@ -212,6 +212,8 @@ class Policy(nn.Module):
             return obs
         narrow = torch.is_autocast_enabled(obs.device.type)
         dtype = torch.get_autocast_dtype(obs.device.type) if narrow else self.decoder.weight.dtype
+        if obs.dtype == torch.bfloat16 == dtype and obs.ndim == 2 and obs.shape[1] % ALIGNMENT == 0:
+            return obs  # as `kept`
         return gather_rows(obs.reshape(obs.shape[0], -1), dtype=dtype, multiple=ALIGNMENT)
 
     def _encode(self, obs: Tensor) -> Tensor:
