@@ -174,6 +174,7 @@ def test_learns_the_memory_task():
             num_envs=1024,
             minibatch=8192,
             total_steps=8_000_000,
+            ent_coef=0.01,
         )
     )
     train(agent)
