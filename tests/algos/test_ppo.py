@@ -16,12 +16,14 @@ from sharpwave.algos.segments import segment_advantage
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.envs.synthetic import Synthetic
 from sharpwave.ops.advantage import puff_advantage
+from sharpwave.ops.ppo_loss import STATS
 from sharpwave.run import environment
 from sharpwave.run.checkpoint import flatten, unflatten
 from sharpwave.run.config import RunConfig
 from sharpwave.run.errors import UserError
 from sharpwave.run.evaluate import evaluate
 from tests.algos.toys import Clock, Masked, Target
+from tests.conftest import backends
 
 SMALL = dict(num_envs=8, horizon=16, minibatch=64, hidden=16, layers=2, total_steps=128 * 40)
 
@@ -299,11 +301,29 @@ class TestUpdate:
 
     def test_explained_variance(self):
         """Advantages of variance 1 beside returns of variance 4: 3/4 is explained."""
-        metrics = UpdateMetrics(torch.device("cpu"))
+        metrics = UpdateMetrics(torch.tensor(0.0))
         advantage = torch.tensor([1.0, -1, 1, -1])
         metrics.rollout(advantage, torch.tensor([1.0, -1, 1, -1]))
         numbers, _ = metrics.read(torch.tensor(0.1), torch.tensor(0.2))
         assert numbers["value/explained_variance"] == pytest.approx(0.75)
+
+    @backends("triton", "reference")
+    def test_every_update_is_counted_once(self, backend, device):
+        """Means over the updates that were taken; the last is held until it is read, and reading twice adds nothing."""
+        norm = torch.tensor(0.0, device=device)
+        metrics = UpdateMetrics(norm)
+        metrics._triton = backend == "triton"
+        stats = torch.arange(6.0, device=device)
+        for loss, grad_norm in ((1.0, 2.0), (math.nan, 3.0), (1.0, math.inf), (1.0, 4.0)):
+            metrics.settle()
+            metrics.update(torch.tensor(loss, device=device), stats + grad_norm)
+            norm.fill_(grad_norm)
+        numbers, faults = metrics.read(torch.tensor(0.1, device=device), torch.tensor(0.2, device=device))
+        assert numbers["grad/norm"] == 3 and numbers["loss/entropy"] == 5
+        assert numbers["fault/skipped_updates"] == 2
+        assert faults == [*STATS, "gradient"]  # those of the third update
+        numbers, faults = metrics.read(torch.tensor(0.1, device=device), torch.tensor(0.2, device=device))
+        assert numbers["grad/norm"] == 0 == numbers["fault/skipped_updates"] and not faults
 
 
 class TestLearning:

@@ -127,7 +127,7 @@ class PPO:
             enabled=self.env.capturable,
         )
         self._faults: list[str] = []
-        self._metrics = UpdateMetrics(self.device)
+        self._metrics = UpdateMetrics(self.optimizer.grad_norm)
         self.state = self.policy.initial_state(config.num_envs)
         self.begins = torch.ones(config.num_envs, dtype=torch.bool, device=self.device)
         start = self.env.reset(seeding.stream_seed(config.seed, rank, "env"))
@@ -205,6 +205,8 @@ class PPO:
     def _update(self, last: bool = False) -> None:
         """Train on the segments drawn before; draw the next ones, unless this is the epoch's last update."""
         config, batch, policy = self.config, self.batch, self.policy
+        with self._beside, torch.no_grad():
+            self._metrics.settle()  # the update before
         with self.timer("forward"):  # f
             with self._autocast():
                 features = policy.features(batch.obs, batch.state, None if config.puffer_compat else batch.reset)
@@ -228,6 +230,7 @@ class PPO:
             s, shape = self.segments, (self.draws, config.horizon)
             fresh = [gradient.ratio.view(shape), gradient.value.view(shape)]
             write_back([s.ratio, s.value], fresh, self.index, gradient.loss)
+            self._metrics.update(gradient.loss, gradient.stats)
         if not last:
             with self._beside, self.timer("draw"), torch.no_grad():
                 self._draw(written=self.index)
@@ -242,7 +245,6 @@ class PPO:
 
         with self.timer("optimizer"), torch.no_grad():  # g
             self.optimizer.step(keep=gradient.loss)
-            self._metrics.update(gradient.loss, gradient.stats, self.optimizer.grad_norm)
         self._beside.join()
 
     def _draw(self, written: Tensor | None = None) -> None:

@@ -17,14 +17,24 @@ NAMES = (
 class UpdateMetrics:
     """Means over the updates that were taken, and counts of what went wrong in the others.
 
-    All methods but `read` neither wait for the device nor allocate anew between calls, so that they can be captured.
+    An update's numbers are held until its gradient's norm is known, and taken in by `settle`: beside the next update,
+    or when they are read, so that no update ends with a wait for its counters. All methods but `read` neither wait for
+    the device nor allocate anew between calls, so that they can be captured.
+
+    Args:
+        grad_norm: 0-d float32, where every step of the optimizer leaves the gradient's norm.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, grad_norm: Tensor):
+        device = grad_norm.device
         terms = len(STATS) + 1  # and the gradient's norm
         # Sums of the terms over the updates taken, how often each was not finite, and updates in all and taken.
         self._totals = torch.zeros(2 * terms + 2, device=device)
         self._sums, self._faults, self._counters = self._totals.split([terms, terms, 2])
+        # Of the update since the last `settle`: that there is one, its loss, its STATS.
+        self._held = torch.zeros(2 + len(STATS), device=device)
+        self._one = torch.ones(1, device=device)
+        self._grad_norm = grad_norm
         self._bad_priorities = torch.zeros((), dtype=torch.int64, device=device)
         self._variance = torch.zeros(2, device=device)
         self._triton = device.type == "cuda" and installed("triton")
@@ -37,21 +47,31 @@ class UpdateMetrics:
         """Take in how many segments had no finite priority in a draw."""
         self._bad_priorities += bad_priorities
 
-    def update(self, loss: Tensor, stats: Tensor, grad_norm: Tensor) -> None:
-        """Take in one update: the loss and its STATS, the gradient's norm. It was taken if both are finite."""
-        if self._triton:
-            from sharpwave.algos._metrics_triton import tally
+    def update(self, loss: Tensor, stats: Tensor) -> None:
+        """Hold an update's loss and STATS; the one before was settled."""
+        torch.cat([self._one, loss[None], stats], out=self._held)
 
-            tally(self._totals, loss, stats, grad_norm)
+    def settle(self) -> None:
+        """Take in the update that is held, if any, after its optimizer's step.
+
+        The update was taken if its loss and its gradient's norm are finite.
+        """
+        if self._triton:
+            from sharpwave.algos._metrics_triton import settle
+
+            settle(self._totals, self._held, self._grad_norm)
             return
-        kept = loss.isfinite() & grad_norm.isfinite()
-        terms = torch.cat([stats, grad_norm[None]])
+        held, loss, stats = self._held[0] > 0, self._held[1], self._held[2:]
+        kept = held & loss.isfinite() & self._grad_norm.isfinite()
+        terms = torch.cat([stats, self._grad_norm[None]])
         self._sums += torch.where(kept, terms, 0)
-        self._faults += ~terms.isfinite()
-        self._counters += torch.stack([torch.ones_like(loss), kept.float()])
+        self._faults += held & ~terms.isfinite()
+        self._counters += torch.stack([held, kept])
+        self._held[0] = 0
 
     def read(self, lr: Tensor, beta: Tensor) -> tuple[dict[str, float], list[str]]:
         """The numbers by NAMES and the terms that were not finite in skipped updates; then begin anew."""
+        self.settle()
         a, r = self._variance
         updates, kept = self._counters
         scalars = (1 - a / r, lr, beta, updates - kept, self._bad_priorities)

@@ -1,5 +1,6 @@
 """Linear layers whose GEMMs suit a GPU, whatever the widths."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -92,7 +93,7 @@ class _RoundedLinear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor):
         x, rounded = ctx.saved_tensors
         dy = dy.to(x.dtype)
-        dweight = weight_gradient(ctx.weight, dy, x)
+        dweight = weight_gradient(ctx.weight, dy, x, last=not ctx.needs_input_grad[0])
         dx = torch.mm(dy, rounded) if ctx.needs_input_grad[0] else None
         return dx, dweight, None, None
 
@@ -130,13 +131,16 @@ class WeightGradients:
             weight.grad = grad
 
 
-def weight_gradient(weight: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-    """d loss / d weight = dy^T x in float32, cut to weight's shape; None where `WeightGradients` takes it."""
+def weight_gradient(weight: Tensor, dy: Tensor, x: Tensor, last: bool = False) -> Tensor | None:
+    """d loss / d weight = dy^T x in float32, cut to weight's shape; None where `WeightGradients` takes it.
+
+    last: the chain ends here, and has nothing to go on with beside this product.
+    """
     rows, cols = weight.shape
     collector = WeightGradients.active
     if collector is None:
         return product(dy.t(), x, torch.float32)[:rows, :cols]
-    with collector.branch:
+    with nullcontext() if last else collector.branch:
         collector.grads.append((weight, product(dy.t(), x, torch.float32)[:rows, :cols]))
     collector.branch.keep(dy, x)
     return None

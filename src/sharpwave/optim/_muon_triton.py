@@ -1,7 +1,7 @@
 """Muon's step for GPUs: eighteen launches, however many parameters there are.
 
 Two pass over the gradient: the sums of squares that clipping and normalisation need, then momentum, written down as
-bf16 matrices of length 1. Fifteen are Newton-Schulz steps of all matrices side by side (Gram matrix, its polynomial,
+float16 matrices of length 1. Fifteen are Newton-Schulz steps of all matrices side by side (Gram matrix, its polynomial,
 product), each matrix lying wide and padded with zeros to whole tiles. One writes the weights and their bf16 copies.
 """
 
@@ -12,8 +12,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from sharpwave.ops._backends import triton_interpreted
 
 TILE = 64
 # Columns of the table of tiles. Whose it is and where in it: parameter, row, column. The parameter's addresses of
@@ -235,8 +233,6 @@ class Plan:
         coefficients: Sequence[tuple[float, float, float]],
     ):
         device = params[0].device
-        # The interpreter multiplies the bits of bf16 numbers.
-        dtype = torch.float32 if triton_interpreted() else torch.bfloat16
         self.coefficients = coefficients
         self.pointers = _pointers(params) + _pointers(momenta)
         offsets, sizes = [], []
@@ -271,8 +267,8 @@ class Plan:
         self.bad = torch.empty(len(tiles), dtype=torch.int32, device=device)
         self.control = torch.empty(2, device=device)
         # Between matrices and tiles lies padding, which stays zero.
-        self.x, self.following = (torch.zeros(place, dtype=dtype, device=device) for _ in range(2))
-        self.gram, self.polynomial = (torch.zeros(square, dtype=dtype, device=device) for _ in range(2))
+        self.x, self.following = (torch.zeros(place, dtype=torch.float16, device=device) for _ in range(2))
+        self.gram, self.polynomial = (torch.zeros(square, dtype=torch.float16, device=device) for _ in range(2))
 
     def fits(self, params: Sequence[Tensor], momenta: Sequence[Tensor]) -> bool:
         """Whether the parameters and their momenta still lie where the tables say."""
@@ -313,7 +309,7 @@ def usable(params: Sequence[Tensor], dtype: torch.dtype) -> bool:
     """Whether the kernels serve these parameters with Newton-Schulz steps in `dtype`."""
     fits_32_bits = max(p.numel() for p in params) < 2**30
     return (
-        dtype == torch.bfloat16
+        dtype == torch.float16
         and fits_32_bits
         and all(p.dtype == torch.float32 and p.is_contiguous() and math.prod(p.shape) > 0 for p in params)
     )

@@ -17,9 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sharpwave.ops._backends import triton_interpreted
-
-TILE = 64  # of G
+TILE, HALF = 64, 32  # rows and columns of a tile of G
 COLS = 32  # of a program
 LARGEST_SIDE = 256
 # A line of the table for each program. Its parameter, and that one's addresses of weight, momentum and bf16 copy (0:
@@ -70,22 +68,25 @@ def _arrive_and_wait(counter_ptr, members):
 
 @triton.jit
 def _gram_tile(
-    x_ptr, gram_ptr, width, tile, SIDE: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr
+    x_ptr, gram_ptr, width, tile,
+    SIDE: tl.constexpr, TILE: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Tile number `tile` of X X^T, counted row by row up to the diagonal, and its mirror image."""
-    up = ((tl.sqrt(8.0 * tile + 1.0) - 1.0) * 0.5 + 1e-3).to(tl.int32)
+    """Tile number `tile` of X X^T, counted row by row as far as the diagonal's square, and its mirror image."""
+    parts: tl.constexpr = TILE // HALF
+    up = ((tl.sqrt(8.0 * (tile // parts) + 1.0) - 1.0) * 0.5 + 1e-3).to(tl.int32)
+    along = tile - parts * (up * (up + 1) // 2)
     offs_i = up * TILE + tl.arange(0, TILE)
-    offs_j = (tile - up * (up + 1) // 2) * TILE + tl.arange(0, TILE)
-    acc = tl.zeros([TILE, TILE], tl.float32)
+    offs_j = along * HALF + tl.arange(0, HALF)
+    acc = tl.zeros([TILE, HALF], tl.float32)
     for start in tl.range(0, width, BLOCK_K, num_stages=STAGES):
         offs_k = start + tl.arange(0, BLOCK_K)
-        mask_k = (offs_k < width)[None, :]
-        left = tl.load(x_ptr + offs_i[:, None] * width + offs_k[None, :], mask=mask_k, other=0.0)
-        right = tl.load(x_ptr + offs_j[:, None] * width + offs_k[None, :], mask=mask_k, other=0.0)
+        left = tl.load(x_ptr + offs_i[:, None] * width + offs_k[None, :])
+        right = tl.load(x_ptr + offs_j[:, None] * width + offs_k[None, :])
         acc = tl.dot(left, tl.trans(right), acc)
     out = acc.to(gram_ptr.dtype.element_ty)
     tl.store(gram_ptr + offs_i[:, None] * SIDE + offs_j[None, :], out)
-    tl.store(gram_ptr + offs_j[:, None] * SIDE + offs_i[None, :], tl.trans(out))
+    if along // parts != up:
+        tl.store(gram_ptr + offs_j[:, None] * SIDE + offs_i[None, :], tl.trans(out))
 
 
 @triton.jit
@@ -102,7 +103,8 @@ def _step_kernel(
     grads, strides, table_ptr, sums_ptr, bad_ptr, keep_ptr, norm_ptr, skipped_ptr, first_bad_ptr, x_ptr, gram_ptr,
     coefficients_ptr, counters_ptr, lr_ptr, max_norm, mu,
     HAS_KEEP: tl.constexpr, KEEP_FINITE: tl.constexpr, PROGRAMS: tl.constexpr, STEPS: tl.constexpr,
-    SIDE: tl.constexpr, TILE: tl.constexpr, COLS: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    SIDE: tl.constexpr, TILE: tl.constexpr, HALF: tl.constexpr, COLS: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """All of `Muon.step`. grads, strides: of each parameter; a gradient may be a slice of a wider matrix."""
     pid, programs = tl.program_id(0), tl.num_programs(0)
@@ -122,6 +124,17 @@ def _step_kernel(
     side = tl.multiple_of(tl.load(at + _SIDE).to(tl.int32), 64)
     members = tl.load(at + _MEMBERS).to(tl.int32)
     counter_ptr = counters_ptr + tl.load(at + _COUNTER)
+    # So is what nobody writes meanwhile: whose sums are whose, the learning rate, and whether to step.
+    offs = tl.arange(0, PROGRAMS)
+    some = offs < programs
+    owner = tl.load(table_ptr + offs * _FIELDS + _PARAM, mask=some, other=-1)
+    lr = tl.load(lr_ptr)
+    allowed = 1
+    if HAS_KEEP:
+        if KEEP_FINITE:
+            allowed = tl.where(tl.abs(tl.load(keep_ptr).to(tl.float32)) < float("inf"), 1, 0)
+        else:
+            allowed = tl.where(tl.load(keep_ptr) != 0, 1, 0)
 
     address, stride = grads[0].to(tl.int64), strides[0]
     for i in tl.static_range(1, len(grads)):
@@ -142,20 +155,12 @@ def _step_kernel(
     _arrive_and_wait(counters_ptr, programs)
 
     # Every program adds the same sums in the same order.
-    offs = tl.arange(0, PROGRAMS)
-    some = offs < programs
-    owner = tl.load(table_ptr + offs * _FIELDS + _PARAM, mask=some, other=-1)
     gg = tl.load(sums_ptr + offs, mask=some, other=0.0).to(tl.float64)
     gm = tl.load(sums_ptr + programs + offs, mask=some, other=0.0).to(tl.float64)
     mm = tl.load(sums_ptr + 2 * programs + offs, mask=some, other=0.0).to(tl.float64)
     norm = tl.sqrt(tl.sum(gg, 0)).to(tl.float32)
     finite = tl.where(tl.abs(norm) < float("inf"), 1, 0)
-    keep = finite
-    if HAS_KEEP:
-        if KEEP_FINITE:
-            keep = tl.where(tl.abs(tl.load(keep_ptr).to(tl.float32)) < float("inf"), finite, 0)
-        else:
-            keep = tl.where(tl.load(keep_ptr) != 0, finite, 0)
+    keep = finite * allowed
     scale = tl.minimum(max_norm / (norm + 1e-6), 1.0)
     if pid == 0:
         tl.store(norm_ptr, norm)
@@ -181,11 +186,11 @@ def _step_kernel(
         here = high * width + first + tl.arange(0, COLS)[None, :]
         tl.store(x_ptr + here, x, mask=high < side)
         _arrive_and_wait(counter_ptr, members)
-        tiles = side // TILE * (side // TILE + 1) // 2
+        tiles = TILE // HALF * (side // TILE * (side // TILE + 1) // 2)
         # Neither loop may be pipelined: what it loads, other programs write before its waits.
         for step in tl.range(0, STEPS, num_stages=1):
             for tile in tl.range(first // COLS, tiles, members, num_stages=1):
-                _gram_tile(x_ptr, gram_ptr, width, tile, SIDE, TILE, BLOCK_K, STAGES)
+                _gram_tile(x_ptr, gram_ptr, width, tile, SIDE, TILE, HALF, BLOCK_K, STAGES)
             _arrive_and_wait(counter_ptr, members)
             factors_ptr = coefficients_ptr + step * 3
             x = _columns(x, gram_ptr, tl.load(factors_ptr), tl.load(factors_ptr + 1), tl.load(factors_ptr + 2), SIDE)
@@ -196,7 +201,7 @@ def _step_kernel(
         direction = x.to(tl.float32) * tl.sqrt_rn(tl.maximum(ratio, 1.0))
     if keep != 0:
         weight = _load(weight_ptr, cols, rows, cols, size, tall, above, first, SIDE, COLS)
-        weight -= tl.load(lr_ptr) * direction
+        weight -= lr * direction
         _store(weight_ptr, cols, rows, cols, size, tall, above, first, weight, SIDE, COLS)
         if copy != 0:
             copy_ptr = copy.to(tl.pointer_type(tl.bfloat16))
@@ -249,8 +254,6 @@ class Plan:
         coefficients: Sequence[tuple[float, float, float]],
     ):
         device = params[0].device
-        # The interpreter multiplies the bits of bf16 numbers.
-        dtype = torch.float32 if triton_interpreted() else torch.bfloat16
         self.pointers = [p.data_ptr() for p in (*params, *momenta)]
         self.side = _side(params, matrices)
         table = []
@@ -271,8 +274,8 @@ class Plan:
         self.sums = torch.empty(3 * len(table), device=device)
         self.bad = torch.empty(len(table), dtype=torch.int32, device=device)
         # Between matrices and whole tiles or squares lies padding, which stays zero.
-        self.x = torch.zeros(place, dtype=dtype, device=device)
-        self.gram = torch.zeros(square, dtype=dtype, device=device)
+        self.x = torch.zeros(place, dtype=torch.float16, device=device)
+        self.gram = torch.zeros(square, dtype=torch.float16, device=device)
         self.coefficients = torch.tensor(coefficients, device=device)
         self.counters = torch.zeros(counter, dtype=torch.int64, device=device)
 
@@ -292,6 +295,6 @@ class Plan:
             keep, grad_norm, skipped, first_bad, self.x, self.gram, self.coefficients, self.counters, lr,
             min(max_norm, torch.finfo(torch.float32).max), mu,
             HAS_KEEP=keep is not None, KEEP_FINITE=keep is not None and keep.is_floating_point(),
-            PROGRAMS=triton.next_power_of_2(n), STEPS=self.coefficients.shape[0], SIDE=self.side, TILE=TILE, COLS=COLS,
-            BLOCK_K=64, STAGES=4, num_warps=8, num_stages=1, launch_cooperative_grid=True,
+            PROGRAMS=triton.next_power_of_2(n), STEPS=self.coefficients.shape[0], SIDE=self.side, TILE=TILE, HALF=HALF,
+            COLS=COLS, BLOCK_K=TILE, STAGES=4, num_warps=8, num_stages=1, launch_cooperative_grid=True,
         )  # fmt: skip

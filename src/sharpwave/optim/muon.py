@@ -26,17 +26,19 @@ NEWTON_SCHULZ = (
 )
 
 
-def orthogonalize(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Nearest semi-orthogonal matrix, approximately: singular values are driven to about 1.
 
         X_0 = M / max(|M|_F, 1e-7);   X_{i+1} = a_i X_i + b_i (X_i X_i^T) X_i + c_i (X_i X_i^T)^2 X_i
 
     Args:
         matrix: (..., rows, cols), any floating dtype; batches are orthogonalised matrix by matrix, in one set of GEMMs.
+        dtype: of the steps and the result, `matrix`'s by default. X_0 is rounded to it once its length is 1, so that
+            float16, an eighth of bfloat16's rounding errors, has range enough whatever the size of `matrix`.
 
     Returns:
-        Like `matrix`. Singular values of at least 1e-2 |M|_F end in [0.978, 1.032] (float32; bf16 adds about 1e-2).
-        A zero matrix stays zero. NaN in a matrix gives NaN in that matrix.
+        Like `matrix`. Singular values of at least 1e-2 |M|_F end in [0.978, 1.032] (float32; float16 adds about 2e-3,
+        bfloat16 1e-2). A zero matrix stays zero. NaN in a matrix gives NaN in that matrix.
 
     Raises:
         ValueError: fewer than two dimensions.
@@ -53,8 +55,9 @@ def orthogonalize(matrix: Tensor) -> Tensor:
         # Rows and columns of zeros stay zero and change no singular value; other widths make GEMMs a few times slower.
         rows, columns = x.shape[-2:]
         x = F.pad(x, (0, -columns % 8, 0, -rows % 8))
-    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float32).clamp(min=1e-7)
-    x = (x / norm).to(matrix.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide).clamp(min=1e-7)
+    x = (x / norm).to(dtype or matrix.dtype)
     for a, b, c in NEWTON_SCHULZ:
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -82,14 +85,13 @@ class Muon(torch.optim.Optimizer):
         lr: learning rate > 0; a 0-d tensor on the parameters' device lets a captured graph follow a schedule.
         momentum: mu, in [0, 1).
         max_grad_norm: largest global norm of a group's gradient, > 0; infinity, the default, leaves it as it is.
-        dtype: of the Newton-Schulz steps; None is bf16 on CUDA and float32 elsewhere. Momentum is float32 always.
+        dtype: of the Newton-Schulz steps; None is float16 on CUDA and float32 elsewhere. Momentum is float32 always.
         vectors: parameters to take the plain step although they have two dimensions (a log-std, an embedding row).
         copies: of some parameters with two dimensions, a bf16 matrix of at least their rows and columns: each step ends
             with copy[:rows, :cols] = w rounded, so that a network computes without casting its weights.
-        backend: "triton" is eighteen launches however many the parameters, float32 ones with bf16 Newton-Schulz steps,
-            or a single one on a Hopper GPU for a group with few matrices whose smaller sides are at most 256;
-            "reference" is PyTorch on any device; "auto" takes the first on CUDA where it serves. They agree to
-            rounding.
+        backend: "triton" is eighteen launches however many the parameters, float32 ones with float16 steps, or a single
+            one on a Hopper GPU for a group with few matrices whose smaller sides are at most 256; "reference" is
+            PyTorch on any device; "auto" takes the first on CUDA where it serves. They agree to rounding.
 
     Attributes:
         grad_norm: 0-d, |g| before clipping at the last step (of the last group).
@@ -203,9 +205,9 @@ class Muon(torch.optim.Optimizer):
             return None
         from sharpwave.optim import _muon_triton, _muon_whole_triton
 
-        if not _muon_triton.usable(params, self._dtype or torch.bfloat16):
+        if not _muon_triton.usable(params, self._dtype or torch.float16):
             if self._backend == "triton":
-                raise TypeError("backend='triton' takes contiguous float32 parameters and bf16 steps: use 'auto'")
+                raise TypeError("backend='triton' takes contiguous float32 parameters and float16 steps: use 'auto'")
             return None
         key = tuple(id(p) for p in params)
         plan = self._plans.get(key)
@@ -258,9 +260,9 @@ class Muon(torch.optim.Optimizer):
                 batches[p.shape].append(i)
         for shape, members in batches.items():
             batch = torch.stack([updates[i] for i in members])
-            dtype = self._dtype or (torch.bfloat16 if batch.is_cuda else torch.float32)
+            dtype = self._dtype or (torch.float16 if batch.is_cuda else torch.float32)
             scale = max(1.0, shape[0] / shape[1]) ** 0.5
-            batch = orthogonalize(batch.to(dtype)).float() * scale
+            batch = orthogonalize(batch, dtype).float() * scale
             for i, direction in zip(members, batch.unbind(), strict=True):
                 directions[i] = direction
         return directions
