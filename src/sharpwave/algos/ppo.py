@@ -116,7 +116,7 @@ class PPO:
             self.reward_normalizer = RewardNormalizer(config.num_envs, config.gamma).to(self.device)
         self.timer = PhaseTimer(self.device)
         self.episodes = EpisodeStats(config.num_envs, self.device)
-        self._beside, self._weights = Branch(self.device), Branch(self.device)
+        self._beside, self._weights, self._fields = (Branch(self.device) for _ in range(3))
         self._run_draw = Captured(self._first_draw, self.device)
         self._run_update = Captured(self._update, self.device)
         self._run_last_update = Captured(partial(self._update, last=True), self.device)
@@ -200,6 +200,7 @@ class PPO:
             with self.timer("draw"):
                 self._draw()
             with self.timer("gather"):
+                self._gather_observations()
                 self._gather()
 
     def _update(self, last: bool = False) -> None:
@@ -240,12 +241,18 @@ class PPO:
             policy.backward(features, gradient, self._weights)
             self._beside.join()
         if not last:
-            with self._beside, self.timer("gather"), torch.no_grad():
-                self._gather()
-
+            # The optimizer is first: where its step is one launch, it can begin only while enough of the GPU is free.
+            self._beside.fork()
+            self._fields.fork()
         with self.timer("optimizer"), torch.no_grad():  # g
             self.optimizer.step(keep=gradient.loss)
-        self._beside.join()
+        if not last:
+            with self._beside, self.timer("gather"), torch.no_grad():
+                self._gather_observations()
+            with self._fields, torch.no_grad():
+                self._gather()
+            self._beside.join()
+            self._fields.join()
 
     def _draw(self, written: Tensor | None = None) -> None:
         """a to d: advantages, which segments, and their importance weights.
@@ -259,10 +266,14 @@ class PPO:
         self.weight.copy_(weight)
         self._metrics.draw(bad)
 
+    def _gather_observations(self) -> None:
+        """e, but for the smaller fields."""
+        self.segments.gather_observations(self.index, self.policy, self.batch)
+
     def _gather(self) -> None:
-        """e, and what the loss wants to know of the minibatch's advantages."""
+        """Those, and what the loss wants to know of the minibatch's advantages."""
         batch = self.batch
-        self.segments.gather(self.index, self.advantage, self.policy, batch)
+        self.segments.gather(self.index, self.advantage, batch)
         valid = None if batch.valid is None else batch.valid.flatten()
         advantage_moments(batch.advantage.flatten(), valid, out=self.moments)
 

@@ -114,13 +114,16 @@ class Segments:
             mask=room(self.mask),
         )
 
-    def gather(self, index: Tensor, advantage: Tensor, policy: Policy, batch: "Minibatch") -> None:
-        """Copy the segments at `index`, (M,) int64, and their advantages into `batch`."""
-        as_kept = batch.obs.dtype == self.obs.dtype and batch.obs.shape[1:] == self.obs.shape[1:]
-        if not as_kept:
+    def gather_observations(self, index: Tensor, policy: Policy, batch: "Minibatch") -> None:
+        """Copy the observations of the segments at `index`, (M,) int64, into `batch`."""
+        if batch.obs.dtype == self.obs.dtype and batch.obs.shape[1:] == self.obs.shape[1:]:
+            gather_fields([self.obs], index, [batch.obs])
+        else:
             policy.gather(self.obs, index, batch.obs.dtype, out=batch.obs)
+
+    def gather(self, index: Tensor, advantage: Tensor, batch: "Minibatch") -> None:
+        """Copy everything else of them, and their advantages."""
         pairs = [
-            (self.obs if as_kept else None, batch.obs),
             (self.action, batch.action),
             (self.logprob, batch.logprob),
             (self.value, batch.value),

@@ -17,14 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sharpwave.ops._backends import triton_interpreted
+
 TILE, HALF = 64, 32  # rows and columns of a tile of G
 COLS = 32  # of a program
 LARGEST_SIDE = 256
 # A line of the table for each program. Its parameter, and that one's addresses of weight, momentum and bf16 copy (0:
 # none) with the copy's row length; its entries, rows and columns; whether it is orthogonalised, and whether it lies
 # turned in its wide form; the first row and column of the program; where in `x` the wide form begins, and its row
-# length; where in `gram` its G begins, and its side, in whole tiles; how many programs it has, and their counter; where
-# in all gradients flattened its own begins.
+# length; where in `gram` its G begins, and its side, in whole tiles; how many programs it has, and the counter on which those
+# of a matrix wait for each other; where in all gradients flattened its own begins.
 _PARAM, _WEIGHT, _MOMENTUM, _COPY, _COPY_WIDTH = (tl.constexpr(i) for i in range(5))
 _SIZE, _ROWS, _COLS, _MATRIX, _TALL, _ROW, _COL = (tl.constexpr(i) for i in range(5, 12))
 _PLACE, _WIDTH, _SQUARE, _SIDE, _MEMBERS, _COUNTER, _OFFSET = (tl.constexpr(i) for i in range(12, 19))
@@ -56,14 +58,42 @@ def _store(ptr, stride, rows, cols, size, tall, above, first, value, SIDE: tl.co
 
 
 @triton.jit
-def _arrive_and_wait(counter_ptr, members):
-    """Until all `members` have come here; what the others wrote before is seen then. The counter, int64, only grows."""
-    tl.debug_barrier()
-    seen = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
-    target = seen - seen % members + members
-    while seen < target:
-        seen = tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu")
-    tl.debug_barrier()
+def _round(counter_ptr, members):
+    """What the counter, int64, which only grows, stood at before this launch; no round of `members` is done before all
+    have asked."""
+    seen = tl.load(counter_ptr, volatile=True)
+    return seen - seen % members
+
+
+@triton.jit
+def _arrive_and_wait(counter_ptr, target, ALONE: tl.constexpr):
+    """Add one, and wait until the counter is at `target`; what other programs wrote before they came is seen then."""
+    if not ALONE:
+        tl.debug_barrier()
+        # The first thread for all of them.
+        tl.inline_asm_elementwise(
+            """{
+                .reg .pred other, early;
+                .reg .u32 thread;
+                .reg .u64 seen;
+                mov.u32 thread, %tid.x;
+                setp.ne.u32 other, thread, 0;
+                @other bra done;
+                red.release.gpu.global.add.u64 [$1], 1;
+            again:
+                ld.acquire.gpu.global.u64 seen, [$1];
+                setp.lt.u64 early, seen, $2;
+                @early bra again;
+            done:
+                mov.u32 $0, 0;
+            }""",
+            "=r,l,l",
+            [counter_ptr.to(tl.int64), target],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+        tl.debug_barrier()
 
 
 @triton.jit
@@ -104,7 +134,7 @@ def _step_kernel(
     coefficients_ptr, counters_ptr, lr_ptr, max_norm, mu,
     HAS_KEEP: tl.constexpr, KEEP_FINITE: tl.constexpr, PROGRAMS: tl.constexpr, STEPS: tl.constexpr,
     SIDE: tl.constexpr, TILE: tl.constexpr, HALF: tl.constexpr, COLS: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """All of `Muon.step`. grads, strides: of each parameter; a gradient may be a slice of a wider matrix."""
     pid, programs = tl.program_id(0), tl.num_programs(0)
@@ -124,6 +154,8 @@ def _step_kernel(
     side = tl.multiple_of(tl.load(at + _SIDE).to(tl.int32), 64)
     members = tl.load(at + _MEMBERS).to(tl.int32)
     counter_ptr = counters_ptr + tl.load(at + _COUNTER)
+    everyone = _round(counters_ptr, programs) + programs
+    goal = _round(counter_ptr, members)
     # So is what nobody writes meanwhile: whose sums are whose, the learning rate, and whether to step.
     offs = tl.arange(0, PROGRAMS)
     some = offs < programs
@@ -152,7 +184,7 @@ def _step_kernel(
         inside = tl.where(tall != 0, c * cols + r, r * cols + c)
         place = tl.min(tl.min(tl.where(tl.abs(g) < float("inf"), 2147483647, inside), 1), 0)
     tl.store(bad_ptr + pid, place)
-    _arrive_and_wait(counters_ptr, programs)
+    _arrive_and_wait(counters_ptr, everyone, ALONE)
 
     # Every program adds the same sums in the same order.
     gg = tl.load(sums_ptr + offs, mask=some, other=0.0).to(tl.float64)
@@ -185,18 +217,21 @@ def _step_kernel(
         high = tl.arange(0, SIDE)[:, None]
         here = high * width + first + tl.arange(0, COLS)[None, :]
         tl.store(x_ptr + here, x, mask=high < side)
-        _arrive_and_wait(counter_ptr, members)
+        goal += members
+        _arrive_and_wait(counter_ptr, goal, ALONE)
         tiles = TILE // HALF * (side // TILE * (side // TILE + 1) // 2)
         # Neither loop may be pipelined: what it loads, other programs write before its waits.
         for step in tl.range(0, STEPS, num_stages=1):
             for tile in tl.range(first // COLS, tiles, members, num_stages=1):
                 _gram_tile(x_ptr, gram_ptr, width, tile, SIDE, TILE, HALF, BLOCK_K, STAGES)
-            _arrive_and_wait(counter_ptr, members)
+            goal += members
+            _arrive_and_wait(counter_ptr, goal, ALONE)
             factors_ptr = coefficients_ptr + step * 3
             x = _columns(x, gram_ptr, tl.load(factors_ptr), tl.load(factors_ptr + 1), tl.load(factors_ptr + 2), SIDE)
             if step < STEPS - 1:
                 tl.store(x_ptr + here, x, mask=high < side)
-                _arrive_and_wait(counter_ptr, members)
+                goal += members
+                _arrive_and_wait(counter_ptr, goal, ALONE)
         ratio = rows.to(tl.float32) / cols.to(tl.float32)
         direction = x.to(tl.float32) * tl.sqrt_rn(tl.maximum(ratio, 1.0))
     if keep != 0:
@@ -264,7 +299,8 @@ class Plan:
             side, width = _wide(p) if matrix else (0, 0)
             copied = (0, 0) if copy is None else (copy.data_ptr(), copy.stride(0))
             fields = (i, p.data_ptr(), m.data_ptr(), *copied, p.numel(), rows, cols, matrix, matrix and rows > cols)
-            table += [(*fields, *begin, place, width, square, side, len(begins), counter, offset) for begin in begins]
+            own = counter if matrix else 0
+            table += [(*fields, *begin, place, width, square, side, len(begins), own, offset) for begin in begins]
             if matrix:
                 place += side * width
                 square += self.side * self.side
@@ -296,5 +332,6 @@ class Plan:
             min(max_norm, torch.finfo(torch.float32).max), mu,
             HAS_KEEP=keep is not None, KEEP_FINITE=keep is not None and keep.is_floating_point(),
             PROGRAMS=triton.next_power_of_2(n), STEPS=self.coefficients.shape[0], SIDE=self.side, TILE=TILE, HALF=HALF,
-            COLS=COLS, BLOCK_K=TILE, STAGES=4, num_warps=8, num_stages=1, launch_cooperative_grid=True,
+            COLS=COLS, BLOCK_K=TILE, STAGES=4, ALONE=triton_interpreted(), num_warps=8, num_stages=1,
+            launch_cooperative_grid=True,
         )  # fmt: skip

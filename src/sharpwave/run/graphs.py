@@ -121,6 +121,10 @@ class Branch:
         ...                   # at the same time
         branch.join()         # what follows waits for the branch
 
+    Of two launches that wait for the same third one, a graph lets the one first enqueued follow it at once, and the
+    other a microsecond later. So that the chain's is the first, `branch.fork()` marks where the next block begins, and
+    the block is entered after the chain has gone on.
+
     On other devices the block simply runs. What a block allocates, and what it reads, must not be freed before `join`:
     `keep` it where nothing else holds it.
     """
@@ -128,10 +132,19 @@ class Branch:
     def __init__(self, device: torch.device):
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._kept: list[torch.Tensor] = []
+        self._forked = False
+
+    def fork(self) -> None:
+        """Let the next block begin after what is enqueued by now, though more is before it is entered."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            self._forked = True
 
     def __enter__(self) -> None:
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            if not self._forked:
+                self.fork()
+            self._forked = False
             self._context = torch.cuda.stream(self._stream)
             self._context.__enter__()
 
