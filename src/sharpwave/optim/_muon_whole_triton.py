@@ -25,8 +25,8 @@ LARGEST_SIDE = 256
 # A line of the table for each program. Its parameter, and that one's addresses of weight, momentum and bf16 copy (0:
 # none) with the copy's row length; its entries, rows and columns; whether it is orthogonalised, and whether it lies
 # turned in its wide form; the first row and column of the program; where in `x` the wide form begins, and its row
-# length; where in `gram` its G begins, and its side, in whole tiles; how many programs it has, and the counter on which those
-# of a matrix wait for each other; where in all gradients flattened its own begins.
+# length; where in `gram` its G begins, and its side, in whole tiles; how many programs it has, and the counter on which
+# those of a matrix wait for each other; where in all gradients flattened its own begins.
 _PARAM, _WEIGHT, _MOMENTUM, _COPY, _COPY_WIDTH = (tl.constexpr(i) for i in range(5))
 _SIZE, _ROWS, _COLS, _MATRIX, _TALL, _ROW, _COL = (tl.constexpr(i) for i in range(5, 12))
 _PLACE, _WIDTH, _SQUARE, _SIDE, _MEMBERS, _COUNTER, _OFFSET = (tl.constexpr(i) for i in range(12, 19))
