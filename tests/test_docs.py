@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from torch.distributed import run as torch_run
 
 from sharpwave import cli
 from sharpwave.cli import COMMANDS, _trainers, bench
@@ -34,8 +35,8 @@ def commands() -> list[str]:
     for page in PAGES:
         text = page.read_text()
         lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
-        lines += re.findall(r"^ {4}((?:make|sharpwave|pip) .*)$", text, re.MULTILINE)
-        lines += re.findall(r"`((?:make|sharpwave|pip) [^`]+)`", text)
+        lines += re.findall(r"^ {4}((?:make|sharpwave|pip|torchrun) .*)$", text, re.MULTILINE)
+        lines += re.findall(r"`((?:make|sharpwave|pip|torchrun) [^`]+)`", text)
         found += [line.split("  #")[0].strip() for line in lines if line.strip()]
     return sorted(set(found))
 
@@ -107,6 +108,10 @@ def test_commands_are_accepted(line, monkeypatch, tmp_path, capsys):
             re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE) for extra in extras
         )
         return
+    if program == "torchrun":
+        options_of_torchrun = torch_run.get_args_parser().parse_args(args)
+        assert options_of_torchrun.module and options_of_torchrun.training_script == "sharpwave"
+        program, args = "sharpwave", options_of_torchrun.training_script_args
     assert program == "sharpwave"
     if (
         "COMMAND" in args

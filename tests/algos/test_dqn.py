@@ -18,6 +18,7 @@ from sharpwave.envs import Discrete, Observation, Reset, Step, TensorEnv
 from sharpwave.envs.cartpole import CartPole
 from sharpwave.run.checkpoint import flatten, unflatten
 from sharpwave.run.config import RunConfig
+from sharpwave.run.distributed import World
 from sharpwave.run.errors import UserError
 from sharpwave.run.evaluate import evaluate
 from sharpwave.run.presets import PRESETS
@@ -429,7 +430,7 @@ class TestResume:
 
     def test_streams_follow_seed_and_rank(self):
         def streams(seed, rank):
-            agent = DQN(DQNConfig(env="sharpwave/CartPole", seed=seed, **SMALL), rank=rank)
+            agent = DQN(DQNConfig(env="sharpwave/CartPole", seed=seed, **SMALL), world=World(rank))
             seed_of_draws = int(agent.replay.state.seed)
             return agent.obs, agent.generator.initial_seed(), seed_of_draws, next(agent.policy.parameters()).detach()
 

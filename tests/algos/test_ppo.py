@@ -20,6 +20,7 @@ from sharpwave.ops.ppo_loss import STATS
 from sharpwave.run import environment
 from sharpwave.run.checkpoint import flatten, unflatten
 from sharpwave.run.config import RunConfig
+from sharpwave.run.distributed import World
 from sharpwave.run.errors import UserError
 from sharpwave.run.evaluate import evaluate
 from tests.algos.toys import Clock, Masked, Target
@@ -176,7 +177,7 @@ class TestRollout:
 
     def test_streams_follow_seed_and_rank(self):
         def actions(seed, rank):
-            agent = PPO(PPOConfig(env="sharpwave/CartPole", device="cpu", seed=seed, **SMALL), rank=rank)
+            agent = PPO(PPOConfig(env="sharpwave/CartPole", device="cpu", seed=seed, **SMALL), world=World(rank))
             agent._rollout()
             weights = next(agent.policy.parameters()).detach()
             return agent.segments.action, agent.segments.obs[:, 0], agent.draw_seed, weights
@@ -195,7 +196,9 @@ class TestUpdate:
         """One update on the segments at `index`; what the loss was given. `ratio` replaces what the loss says."""
         weight = torch.arange(1.0, len(index) + 1)
         monkeypatch.setattr(
-            ppo, "draw_segments", lambda *_args: (torch.tensor(index), weight, torch.tensor(0, dtype=torch.int64))
+            ppo,
+            "draw_segments",
+            lambda *_args, **_options: (torch.tensor(index), weight, torch.tensor(0, dtype=torch.int64)),
         )
         seen = {}
         real = agent.policy.actions.gradient

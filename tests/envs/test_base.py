@@ -220,6 +220,20 @@ class TestEpisodeStats:
         assert there.read() == stats.read()
 
 
+def test_episodes_of_several_ranks_are_taken_together():
+    ranks = [EpisodeStats(2, window=3) for _ in range(2)]
+    no = torch.zeros(2, dtype=torch.bool)
+    for rank, rewards in enumerate(([1.0, 2.0, 3.0, 4.0], [10.0])):
+        for reward in rewards:
+            obs = torch.zeros(2, 1)
+            ranks[rank].update(Step(obs, torch.tensor([reward, 0.0]), torch.tensor([True, False]), no, obs))
+    counts = torch.stack([r._count for r in ranks])
+    kept = torch.stack([torch.stack([r._returns[:3], r._lengths[:3]]) for r in ranks])
+    done = ranks[0].read(lambda x: counts if x.ndim == 0 else kept)
+    assert (done.episodes, done.min_return, done.max_return) == (5, 2, 10)
+    assert done.mean_return == (2 + 3 + 4 + 10) / 4 and done.mean_length == 1
+
+
 def test_reset_unpacks():
     obs, mask, continued = Reset(torch.zeros(1))
     assert obs.shape == (1,) and mask is None and not continued

@@ -84,6 +84,48 @@ class TestRewards:
             returns[ended.numpy()] = 0
 
 
+def in_turn(methods):
+    """What each of two ranks' calls of a method ends with, its `gather` answered with what both would tell."""
+    told = []
+    for method in methods:
+        with pytest.raises(StopIteration):
+            method(lambda x: told.append(x.clone()) or next(iter(())))
+    for method in methods:
+        method(lambda _x: torch.stack(told))
+
+
+class TestRanks:
+    def test_rows_of_all_ranks_are_taken_in_alike(self, gen):
+        rows = [torch.randn(50, 3, generator=gen) * (1 + r) + r for r in range(2)]
+        both = [ObservationNormalizer((3,)) for _ in range(2)]
+        in_turn([lambda gather, m=m, x=x: m.update(x, gather) for m, x in zip(both, rows, strict=True)])
+        want = torch.cat(rows).double()
+        for moments in both:
+            torch.testing.assert_close(moments.mean, want.mean(0))
+            torch.testing.assert_close(moments.var, want.var(0, correction=0))
+            assert moments.count == 100
+        assert torch.equal(both[0].mean, both[1].mean) and torch.equal(both[0].var, both[1].var)
+
+    def test_returns_of_all_ranks_scale_rewards_alike(self, gen):
+        both = [RewardNormalizer(2, 0.0, joins=True) for _ in range(2)]  # without a discount a return is its reward
+        seen = [[], []]
+        for _ in range(3):
+            for _ in range(5):
+                for rank, norm in enumerate(both):
+                    seen[rank].append(torch.randn(2, generator=gen).double() * (1 + rank))
+                    norm(seen[rank][-1], torch.zeros(2, dtype=torch.bool))
+            in_turn([norm.join for norm in both])
+            want = torch.cat(seen[0] + seen[1])
+            for norm in both:
+                torch.testing.assert_close(norm.var, want.var(correction=0))
+                assert norm.count == len(want)
+            assert torch.equal(both[0].var, both[1].var) and torch.equal(both[0].mean, both[1].mean)
+        again = RewardNormalizer(2, 0.0, joins=True)
+        again.load_state_dict(both[0].state_dict())
+        reward, no = torch.ones(2), torch.zeros(2, dtype=torch.bool)
+        assert torch.equal(again(reward, no), both[0](reward, no))
+
+
 @pytest.mark.gpu
 def test_captured_updates_go_on():
     norm, eager = (RewardNormalizer(4, 0.9).cuda() for _ in range(2))

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from sharpwave.algos.shards import put_moments
 from sharpwave.ops.ppo_loss import (
     STATS,
     advantage_moments,
@@ -14,6 +15,7 @@ from sharpwave.ops.ppo_loss import (
     ppo_loss_categorical,
     ppo_loss_gaussian,
 )
+from sharpwave.ops.ppo_loss.reference import summary
 from tests.conftest import backends
 from tests.parity import assert_parity
 
@@ -335,6 +337,37 @@ def test_gradient_of_features_goes_through_the_decoder(backend, device, n, h, nv
     assert not got.d_output[:, width + 1 :].any()
     exact = got.d_output.double() @ decoder.double()
     torch.testing.assert_close(got.d_features.double(), exact, rtol=step, atol=step * exact.abs().mean().item())
+
+
+@backends("reference", "cpu", "triton")
+@pytest.mark.parametrize("p_invalid", [0.0, 0.4])
+def test_moments_of_other_rows_normalise_these(backend, device, p_invalid):
+    """As if the minibatch went on elsewhere: mean and deviation are the given ones, the means are over these rows."""
+    n, g = 300, torch.Generator().manual_seed(3)
+    x = rows(n, device=device, p_invalid=p_invalid)
+    d = discrete(n, (3,), device=device)
+    moments = advantage_moments(x["advantage"], x["valid"], backend=backend)
+    if moments is None:
+        moments = torch.zeros(4, 1, dtype=torch.float64)
+        assert advantage_moments(x["advantage"], x["valid"], out=moments, backend=backend) is moments
+    valid = x["advantage"][x["valid"]].double()
+    for got, want in zip(summary(moments), (len(valid), valid.mean(), valid.var(correction=0)), strict=True):
+        assert got.item() == pytest.approx(float(want), rel=1e-12)
+    output = torch.randn(n, 4, generator=g).to(device)
+    given = (d["action"], *(x[k] for k in ("old_logprob", "old_value", "advantage", "weight", "ent_coef")))
+    options = COEFS | dict(valid=x["valid"], nvec=(3,), backend=backend)
+    own = ppo_gradient_categorical(output, *given, **options)
+    same = ppo_gradient_categorical(output, *given, **options, moments=moments)
+    put_moments(moments, torch.tensor(0.7, device=device), torch.tensor(4.0, device=device))
+    other = ppo_gradient_categorical(output, *given, **options, moments=moments)
+    logp = torch.log_softmax(output[:, :3].double(), 1).gather(1, d["action"])[:, 0]
+    ratio = (logp - x["old_logprob"]).exp()
+    surrogate = x["weight"] * (x["advantage"].double() - 0.7) / (2 + 1e-8)
+    policy = torch.maximum(-surrogate * ratio, -surrogate * ratio.clamp(0.8, 1.2))[x["valid"]].mean()
+    assert other.stats[0].item() == pytest.approx(policy.item(), rel=1e-5)
+    assert torch.equal(other.stats[1:], own.stats[1:]), "nothing else of the loss goes by them"
+    for name in ("loss", "stats", "d_output"):
+        assert_parity(getattr(same, name), getattr(own, name), name)
 
 
 def test_gradient_errors():

@@ -49,6 +49,25 @@ def test_a_gpu_that_this_torch_cannot_use(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "gloo, nccl, gpus, state, words",
+    [
+        (True, False, 0, "ok", "gloo, for CPUs"),
+        (True, False, 2, "note", "no NCCL"),
+        (True, True, 2, "ok", "NCCL 2.27.5"),
+        (False, True, 2, "note", "without gloo"),
+    ],
+)
+def test_what_connects_ranks(monkeypatch, gloo, nccl, gpus, state, words):
+    pretend(monkeypatch, cuda="13.0", available=gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: gloo)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    finding = only(doctor.ranks())
+    assert finding.state == state and words in finding.found
+
+
+@pytest.mark.parametrize(
     "driver, cuda, words",
     [
         ("550.54.15", "13.0", "CUDA 13.0 needs driver 580 or later"),

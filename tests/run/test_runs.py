@@ -34,6 +34,15 @@ def test_what_a_run_came_to():
     assert run.last_return == 15
 
 
+def test_ranks_share_the_steps_and_tell_runs_apart():
+    path = make_run(Path("runs/a"), [10.0, 20.0], total_steps=4 * 32)
+    assert runs.read(path).num_epochs == 4
+    record = json.loads((path / rundir.RUN).read_text())
+    (path / rundir.RUN).write_text(json.dumps(record | {"ranks": 2}))
+    run = runs.read(path)
+    assert (run.status, run.num_epochs, run.settings["ranks"]) == ("complete", 2, 2)
+
+
 def test_the_return_is_of_the_last_ten_lines_and_of_episodes_that_ended():
     values = [1000.0] * 5 + [math.nan] * 5 + [1.0, 2.0, 3.0, 4.0, 5.0]
     assert runs.read(make_run(Path("a"), values, total_steps=3200)).last_return == 3

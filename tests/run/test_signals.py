@@ -39,6 +39,22 @@ def test_the_second_ends_the_process_even_inside_a_long_c_call():
         assert process.wait(timeout=20) == -signal.SIGINT
 
 
+def test_one_that_comes_at_once_is_the_same_request_under_torchrun():
+    """Which passes on the Ctrl-C that the terminal has sent to everyone."""
+    code = (
+        "import os, signal, time; from sharpwave.run.signals import StopRequest\n"
+        "with StopRequest(lambda: print('asked', flush=True), together=0.3) as stop:\n"
+        "    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):\n"
+        "        os.kill(os.getpid(), number)\n"
+        "    assert stop.signal == signal.SIGINT\n"
+        "    time.sleep(0.4)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('alive')"
+    )
+    process = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=20, check=False)
+    assert process.returncode == -signal.SIGTERM and process.stdout == b"asked\n"
+
+
 def test_elsewhere_than_in_the_main_thread_it_does_nothing():
     before = signal.getsignal(signal.SIGINT)
     seen = []

@@ -16,7 +16,7 @@ The action of the next step is chosen before the updates, so that environments o
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from sharpwave.algos.dqn_checks import make_replay, number_of_actions
 from sharpwave.algos.dqn_config import DQNConfig
-from sharpwave.algos.dqn_metrics import ReturnCheck, UpdateMetrics, replay_metrics
+from sharpwave.algos.dqn_metrics import ReturnCheck, UpdateMetrics, join_numbers, replay_metrics
 from sharpwave.algos.ppo_metrics import log_histogram
 from sharpwave.envs.base import Reset, Step, VectorEnv
 from sharpwave.envs.stats import EpisodeStats
@@ -32,10 +32,11 @@ from sharpwave.nn.q_network import QNetwork, greedy
 from sharpwave.ops import _backends
 from sharpwave.ops.dqn_loss import c51_loss, dqn_loss
 from sharpwave.ops.q_mlp_loss import q_mlp_gradient, q_mlp_loss
-from sharpwave.optim.adam import FlatAdam, flatten_parameters
+from sharpwave.optim.adam import FlatAdam, flatten_parameters, in_memory_order
 from sharpwave.optim.muon import Muon
 from sharpwave.replay.nest import Batch
 from sharpwave.run import seeding
+from sharpwave.run.distributed import ALONE, World
 from sharpwave.run.environment import make_env
 from sharpwave.run.errors import UserError
 from sharpwave.run.graphs import Captured
@@ -53,18 +54,31 @@ class DQN:
     Args:
         config: resolved for this machine if it is not yet.
         env: an environment of your own; by default `sharpwave.envs.make(config.env, ...)`.
+        world: the ranks that train together: num_envs, batch_size and buffer_size are each rank's, total_steps and
+            learning_starts theirs together.
 
     Raises:
         UserError: the configuration does not fit the machine, itself or the environment.
     """
 
-    def __init__(self, config: DQNConfig, env: VectorEnv | None = None, rank: int = 0):
+    shared: ClassVar = ("epoch", "updates", "held_steps", "due", "policy", "target", "optimizer")
+    """What of `state_dict` all ranks hold alike."""
+
+    def __init__(self, config: DQNConfig, env: VectorEnv | None = None, world: World = ALONE):
+        self.world, rank = world, world.rank
+        self._gather = world.gather if world.size > 1 else None
         self.config = config = config.resolved(torch.cuda.is_available())
         self.device = torch.device(config.device)
         assert config.num_envs is not None
         self.env = env or make_env(config, self.device)
         if self.env.num_envs != config.num_envs:
             raise UserError(f"the environment has {self.env.num_envs} copies, the configuration {config.num_envs}")
+        if not self.num_epochs:
+            raise UserError(
+                f"--total-steps must be at least one epoch of all ranks, {config.batch * world.size} ({world.size} "
+                f"ranks x {config.num_envs} environments x epoch-steps {config.epoch_steps}); got "
+                f"{config.total_steps}: raise it, or lower --num-envs or --epoch-steps"
+            )
         self.num_actions = number_of_actions(self.env)
 
         with torch.random.fork_rng(devices=[]):
@@ -74,6 +88,7 @@ class DQN:
                 frames=config.frame_stack, dueling=config.dueling, noisy=config.noisy, atoms=config.atoms,
                 normalize=config.normalize_obs,
             )  # fmt: skip
+        world.take_first_(policy.parameters())
         self.policy = policy.to(self.device)
         self.target = copy.deepcopy(self.policy).requires_grad_(False)
         self.target.normalizer = None  # it is given what the policy has made ready
@@ -96,7 +111,7 @@ class DQN:
         self._is_fused = self.policy.is_narrow and config.optimizer == "adam" and self.dtype == torch.float32
         self._is_fused &= _backends.choose("q_mlp_loss", self.device.type) == "triton"
 
-        self.replay = make_replay(config, self.env, rank, self.device)
+        self.replay = make_replay(config, self.env, world, self.device)
         self._batches: list[Batch] = []
         self._side = [SideStream(self.device) for _ in range(2)]
 
@@ -104,7 +119,7 @@ class DQN:
         self.noise_generator = seeding.generator(self.device, config.seed, rank, "noise")
         self.epoch = self.updates = 0
         self.held_steps = 0
-        """Environment steps since the replay was last empty."""
+        """Environment steps of all ranks since the replay was last empty."""
         self.due = 0.0
         """Updates due, a fraction of one."""
         self.timer = PhaseTimer(self.device)
@@ -141,14 +156,15 @@ class DQN:
         """Steps of all environments and the updates due after each. On a GPU nothing is read back."""
         config = self.config
         assert config.num_envs is not None
-        first = max(config.learning_starts, config.n_step * config.num_envs)
+        at_once = config.num_envs * self.world.size
+        first = max(config.learning_starts, config.n_step * at_once)
         if config.lr_schedule == "linear":
-            self.lr.fill_(config.lr * (1 - self.epoch / config.num_epochs))
+            self.lr.fill_(config.lr * (1 - self.epoch / self.num_epochs))
         for t in range(config.epoch_steps):
-            self.epsilon.fill_(self._epsilon(self.global_step + t * config.num_envs))
+            self.epsilon.fill_(self._epsilon(self.global_step + t * at_once))
             with self._outer("collect"):
                 self._run_step()
-            self.held_steps += config.num_envs
+            self.held_steps += at_once
             if self.held_steps < first:
                 continue
             self.due += config.num_envs * config.updates_per_step
@@ -182,7 +198,7 @@ class DQN:
             self.obs.copy_(step.obs)
             self.begins.copy_(step.begins)
             if self.policy.normalizer is not None:
-                self.policy.normalizer.update(self.obs)
+                self.policy.normalizer.update(self.obs, self._gather)
         self._choose()
 
     def _store(self, step: Step, reward: Tensor) -> None:
@@ -233,6 +249,8 @@ class DQN:
                         batch = self._draw(1 - k % 2)
             with self._inner("train"):
                 grad, stats = gradient()
+                if self.world.size > 1:
+                    grad, stats = self._join_gradients(grad, stats)
                 self._descend(grad, stats)  # d
                 if self.config.target_interval == 1:
                     self._move_target()  # f
@@ -244,9 +262,9 @@ class DQN:
     def _draw(self, which: int) -> Batch:
         """The next batch, in memory that the one before it does not use."""
         if which >= len(self._batches):
-            self._batches.append(self.replay.sample(self.config.batch_size))
+            self._batches.append(self.replay.sample(self.config.batch_size, group=self._gather))
             return self._batches[which]
-        return self.replay.sample(self.config.batch_size, out=self._batches[which])
+        return self.replay.sample(self.config.batch_size, out=self._batches[which], group=self._gather)
 
     def _loss(self, batch: Batch) -> tuple[Tensor, Callable[[], tuple[Tensor | None, Tensor]]]:
         """TD errors, and what computes the loss's gradient and returns it, laid out as the weights, or None where the
@@ -290,6 +308,26 @@ class DQN:
             return None, loss.stats
 
         return loss.td_error, backward
+
+    @torch.no_grad()
+    def _join_gradients(self, grad: Tensor | None, stats: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The average of all ranks' gradients, where it was, and of their losses; the other STATS as they are.
+
+        What is not finite on one rank is so in the sum, so that all of them skip the step.
+        """
+        params, flat_order = list(self.policy.parameters()), isinstance(self.optimizer, FlatAdam)
+        held = [p.grad for p in params if p.grad is not None] if grad is None else []
+        parts = [in_memory_order(g) if flat_order else g.reshape(-1) for g in held] if grad is None else [grad]
+        flat = torch.cat([*parts, stats[:1]])
+        self.world.sum_(flat)
+        flat /= self.world.size
+        joint, loss = flat.split([len(flat) - 1, 1])
+        stats = torch.cat([loss, stats[1:]])
+        if flat_order:
+            return joint, stats
+        for p, part in zip(params, joint.split([p.numel() for p in params]), strict=True):
+            p.grad = part.view_as(p)
+        return None, stats
 
     def _descend(self, grad: Tensor | None, stats: Tensor) -> None:
         if grad is None:
@@ -357,13 +395,13 @@ class DQN:
 
     @property
     def global_step(self) -> int:
-        """Environment steps taken so far."""
-        return self.epoch * self.config.batch
+        """Environment steps taken so far, by all ranks."""
+        return self.epoch * self.config.batch * self.world.size
 
     @property
     def num_epochs(self) -> int:
         """Epochs of the whole run."""
-        return self.config.num_epochs
+        return self.config.num_epochs // self.world.size
 
     @torch.no_grad()
     def act(
@@ -390,7 +428,8 @@ class DQN:
         return action, frames
 
     def metrics(self) -> dict[str, float]:
-        """What the updates and episodes since the last call came to. Waits for the device.
+        """What the updates and episodes since the last call came to, of all ranks, which call this together. Waits for
+        the device.
 
         `fault/skipped_updates` counts updates that were not taken, and `faults()` names what was not finite in them.
         """
@@ -399,7 +438,9 @@ class DQN:
         result["episode/overestimation"] = self._check.read()
         result |= replay_metrics(self.replay.stats())
         result |= {"schedule/lr": self.lr.item(), "schedule/epsilon": 0.0 if self.config.noisy else self.epsilon.item()}
-        done = self.episodes.read()
+        if self.world.size > 1:
+            result = join_numbers(result, self.world)
+        done = self.episodes.read(self._gather)
         result |= {"episode/return": done.mean_return, "episode/length": done.mean_length}
         return result | {"episode/return_std": done.std_return, "episode/count": float(done.episodes)}
 
@@ -462,6 +503,11 @@ class DQN:
         if self._host_action is not None and self._acted is not None:
             self._host_action.copy_(self.action)
         self._begin(self.env.load_state_dict(state["env"]))
+
+    def release_graphs(self) -> None:
+        """Let go of what was captured: it holds on to the ranks' connection, which cannot be closed before."""
+        for run in (self._run_step, self._run_block, self._run_one):
+            run.release()
 
     def close(self) -> None:
         """Close the environments."""

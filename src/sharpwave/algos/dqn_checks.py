@@ -11,11 +11,12 @@ from sharpwave.algos.dqn_config import DQNConfig
 from sharpwave.envs.base import Discrete, VectorEnv
 from sharpwave.replay import PrioritizedReplay
 from sharpwave.run import seeding
+from sharpwave.run.distributed import World
 from sharpwave.run.errors import UserError
 
 
-def make_replay(config: DQNConfig, env: VectorEnv, rank: int, device: torch.device) -> PrioritizedReplay:
-    """The replay of a run: steps of `env` in time order, on `device`.
+def make_replay(config: DQNConfig, env: VectorEnv, world: World, device: torch.device) -> PrioritizedReplay:
+    """The replay of a run, or its shard on one of the ranks: steps of `env` in time order, on `device`.
 
     Raises:
         UserError: it does not fit into the device's memory.
@@ -33,8 +34,8 @@ def make_replay(config: DQNConfig, env: VectorEnv, rank: int, device: torch.devi
     return PrioritizedReplay(
         config.buffer_size, device, fields=fields, num_envs=config.num_envs, n_step=config.n_step, gamma=config.gamma,
         frame_stack=config.frame_stack, alpha=config.alpha,
-        beta=(config.beta0, 1.0, config.num_updates * config.batch_size),
-        seed=seeding.stream_seed(config.seed, rank, "replay"),
+        beta=(config.beta0, 1.0, config.num_updates // world.size * config.batch_size),
+        seed=seeding.stream_seed(config.seed, world.rank, "replay"),
     )  # fmt: skip
 
 

@@ -23,21 +23,22 @@ class DQNConfig(TrainerConfig):
     }
 
     total_steps: int = 1_000_000
-    """Environment steps of the whole run, over all environments, rounded down to whole epochs. At least one epoch."""
+    """Environment steps of the whole run, over all environments and ranks, rounded down to whole epochs. At least one
+    epoch."""
     num_envs: int | None = None
-    """N, environments stepped together. Default: 8 on a CPU, 64 on a GPU."""
+    """N, environments stepped together, by each rank. Default: 8 on a CPU, 64 on a GPU."""
     epoch_steps: int = 128
     """Steps of every environment in an epoch, which is what lies between two log lines."""
     updates_per_step: float = 0.25
     """Updates for each environment step, on average; 0.25 is one every four steps (Mnih et al. 2015). N environments
     step once, then N times this many updates follow."""
     batch_size: int = 256
-    """Transitions an update trains on."""
+    """Transitions an update trains on, of each rank."""
 
     buffer_size: int = 100_000
-    """Transitions the replay holds, over all environments; more steps overwrite the oldest."""
+    """Transitions the replay of a rank holds, over all its environments; more steps overwrite the oldest."""
     learning_starts: int = 1_000
-    """Environment steps taken before the first update."""
+    """Environment steps taken before the first update, by all ranks."""
     save_replay: bool = True
     """Whether checkpoints hold the replay. Without it they are small, and a resumed run first takes learning_starts
     steps again; it is then not bit for bit the run that was stopped."""

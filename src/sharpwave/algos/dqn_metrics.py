@@ -9,6 +9,7 @@ from torch import Tensor
 from sharpwave.envs.base import Step
 from sharpwave.ops import _backends
 from sharpwave.ops.dqn_loss import STATS
+from sharpwave.run.distributed import World
 
 NAMES = ("loss/td", "td/mean", "q/mean", "q/max", "q/spread", "grad/norm")
 """Names in the order of STATS, and the gradient's norm."""
@@ -119,3 +120,22 @@ def replay_metrics(stats: dict[str, Any]) -> dict[str, float]:
     for percent in (10, 50, 90) if total else ():
         numbers[f"replay/priority_p{percent}"] = float(edges[1:][counts.cumsum(0) * 100 >= percent * total][0])
     return numbers
+
+
+SUMS = ("replay/held", "replay/stale", "replay/bad_td_errors")
+LARGEST = ("q/max", "td/max", "replay/max_priority")
+SOMETIMES = tuple(f"replay/priority_p{percent}" for percent in (10, 50, 90))  # where a shard holds anything
+
+
+def join_numbers(numbers: dict[str, float], world: World) -> dict[str, float]:
+    """All ranks' numbers in one: SUMS, the LARGEST, and means of the others over the ranks that have them."""
+    names = sorted({*numbers, *SOMETIMES})
+    own = torch.tensor([numbers.get(name, math.nan) for name in names], dtype=torch.float64)
+    every = world.gather(own)
+    joined = dict(zip(names, every.nanmean(0).tolist(), strict=True))
+    for name, column in zip(names, every.unbind(1), strict=True):
+        if name in SUMS:
+            joined[name] = float(column.sum())
+        if name in LARGEST:
+            joined[name] = float(column.max())
+    return {name: value for name, value in joined.items() if name in numbers or not math.isnan(value)}

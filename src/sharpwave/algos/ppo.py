@@ -15,18 +15,27 @@ is a rollout of N environments for T steps and then updates, each on the segment
 
 Nothing in h and the next update's a to e waits for f's backward or g, so on a GPU they run beside these. Environments
 on the host may step in groups: while one group steps, the policy acts for another.
+
+R ranks (`sharpwave.run.distributed`) each have N environments, and draw M segments of their own; together they make one
+update of R M segments, drawn from all R N (`sharpwave.algos.shards`). With them, c to g are
+
+    c. draw M of the rank's N segments
+    d. importance weights (R N P)^-beta, P of the whole; the advantages' mean and deviation over all ranks' minibatches
+    f. gradient = sum over the ranks of W_r / W times the rank's, W_r the sum of its w
+    g. clip, Muon: on every rank the same step
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from sharpwave.algos import shards
 from sharpwave.algos.env_group import EnvGroup
 from sharpwave.algos.ppo_config import PPOConfig
 from sharpwave.algos.ppo_metrics import UpdateMetrics, log_histogram
@@ -35,16 +44,19 @@ from sharpwave.envs.base import Reset, Step, VectorEnv, write_observations
 from sharpwave.envs.stats import EpisodeStats
 from sharpwave.nn import Policy, RewardNormalizer
 from sharpwave.ops.cdf import draw_segments
-from sharpwave.ops.ppo_loss import advantage_moments
+from sharpwave.ops.ppo_loss import PPOGradient, advantage_moments
 from sharpwave.ops.write_back import write_back
 from sharpwave.optim import Muon
 from sharpwave.run import seeding
+from sharpwave.run.distributed import ALONE, World
 from sharpwave.run.environment import make_env
 from sharpwave.run.errors import UserError
 from sharpwave.run.graphs import Branch, Captured
 from sharpwave.run.timing import PhaseTimer
 
 __all__ = ["PPO", "PPOConfig"]
+
+EPS = 1e-6  # added to every segment's priority
 
 
 class PPO:
@@ -54,24 +66,34 @@ class PPO:
         config: resolved for this machine if it is not yet.
         env: an environment of your own, which says `num_envs` where the configuration does not; by default
             `sharpwave.envs.make(config.env, ...)`.
+        world: the ranks that train together; num_envs and minibatch are each rank's, total_steps is theirs together.
 
     Raises:
         UserError: the configuration does not fit the machine, itself or the environment.
     """
 
-    def __init__(self, config: PPOConfig, env: VectorEnv | None = None, rank: int = 0):
+    shared: ClassVar = ("epoch", "policy", "momentum")
+    """What of `state_dict` all ranks hold alike."""
+
+    def __init__(self, config: PPOConfig, env: VectorEnv | None = None, world: World = ALONE):
         if env is not None and config.num_envs is None:
             config = dataclasses.replace(config, num_envs=env.num_envs)
         self.config = config = config.resolved(torch.cuda.is_available())
         self.device = torch.device(config.device)
         self.dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-        self.rank = rank
+        self.world, rank = world, world.rank
         assert config.num_envs is not None and config.minibatch is not None
         self.env = env or make_env(config, self.device, config.env_groups)
         if self.env.num_envs != config.num_envs:
             raise UserError(f"the environment has {self.env.num_envs} copies, the configuration {config.num_envs}")
         if len(self.env.groups) != config.env_groups:
             raise UserError(f"the environment has {len(self.env.groups)} groups, the configuration {config.env_groups}")
+        if not self.num_epochs:
+            raise UserError(
+                f"--total-steps must be at least one batch of all ranks, {config.batch * world.size} ({world.size} "
+                f"ranks x {config.num_envs} environments x horizon {config.horizon}); got {config.total_steps}: raise "
+                "it, or lower --num-envs or --horizon"
+            )
         self.draws = config.minibatch // config.horizon
 
         with torch.random.fork_rng(devices=[]):
@@ -84,6 +106,7 @@ class PPO:
                 config.encoder,
                 config.normalize_obs,
             )
+        world.take_first_(policy.parameters())
         self.policy = policy.to(self.device)
         vectors = [] if self.policy.log_std is None else [self.policy.log_std]
         self.lr = torch.tensor(config.lr, device=self.device)
@@ -108,12 +131,16 @@ class PPO:
         self.index = torch.zeros(self.draws, dtype=torch.int64, device=self.device)
         self.weight = torch.zeros(self.draws, device=self.device)
         self.moments = advantage_moments(self.batch.advantage.flatten())
+        self.share = torch.ones((), dtype=torch.float64, device=self.device)
+        """What this rank's gradient counts for."""
+        if world.size > 1 and self.moments is None:
+            self.moments = torch.zeros(4, 1, dtype=torch.float64)
         self.epoch = 0
         self.beta = torch.tensor(config.beta0, device=self.device)
         self.ent_coef = torch.tensor(config.ent_coef, device=self.device)
         self.reward_normalizer = None
         if config.normalize_reward:
-            self.reward_normalizer = RewardNormalizer(config.num_envs, config.gamma).to(self.device)
+            self.reward_normalizer = RewardNormalizer(config.num_envs, config.gamma, world.size > 1).to(self.device)
         self.timer = PhaseTimer(self.device)
         self.episodes = EpisodeStats(config.num_envs, self.device)
         self._beside, self._weights, self._fields = (Branch(self.device) for _ in range(3))
@@ -145,7 +172,9 @@ class PPO:
         self._train()
         if self.policy.normalizer is not None:
             # Between epochs, so that the updates read observations as the rollout did.
-            self.policy.normalizer.update(self.segments.obs.flatten(0, 1))
+            self.policy.normalizer.update(self.segments.obs.flatten(0, 1), self.world.gather)
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.join(self.world.gather)
         self.epoch += 1
 
     def _train(self) -> None:
@@ -240,12 +269,13 @@ class PPO:
             self.optimizer.zero_grad()
             policy.backward(features, gradient, self._weights)
             self._beside.join()
+            loss = gradient.loss if self.world.size == 1 else self._join_gradients(gradient)
         if not last:
             # The optimizer is first: where its step is one launch, it can begin only while enough of the GPU is free.
             self._beside.fork()
             self._fields.fork()
         with self.timer("optimizer"), torch.no_grad():  # g
-            self.optimizer.step(keep=gradient.loss)
+            self.optimizer.step(keep=loss)
         if not last:
             with self._beside, self.timer("gather"), torch.no_grad():
                 self._gather_observations()
@@ -261,7 +291,9 @@ class PPO:
             all are computed.
         """
         segment_advantage(self.segments, self.config, written, (self.advantage, self.priority))
-        index, weight, bad = draw_segments(self.priority, self.draws, self.draw_seed, self.draw_offset, self.beta)
+        index, weight, bad = draw_segments(
+            self.priority, self.draws, self.draw_seed, self.draw_offset, self.beta, eps=EPS
+        )
         self.index.copy_(index)
         self.weight.copy_(weight)
         self._metrics.draw(bad)
@@ -276,6 +308,30 @@ class PPO:
         self.segments.gather(self.index, self.advantage, batch)
         valid = None if batch.valid is None else batch.valid.flatten()
         advantage_moments(batch.advantage.flatten(), valid, out=self.moments)
+        if self.world.size > 1:
+            self._join_draws()
+
+    def _join_draws(self) -> None:
+        """What the draw's weights and moments are where other ranks have drawn too. All ranks call this together."""
+        assert self.moments is not None
+        every = self.world.gather(shards.tell(self.priority, EPS, self.moments))
+        shards.settle(every, self.world.rank, self.weight, self.beta, self.moments, self.share)
+
+    @torch.no_grad()
+    def _join_gradients(self, gradient: PPOGradient) -> Tensor:
+        """Give every parameter all ranks' gradient, and the metrics their loss and its STATS; the loss.
+
+        What is not finite on one rank is so in the sum, so that all of them skip the step.
+        """
+        params = [p for p in self.policy.parameters() if p.grad is not None]
+        parts = [p.grad.reshape(-1) for p in params if p.grad is not None]
+        flat = torch.cat([*parts, gradient.loss[None], gradient.stats]) * self.share
+        self.world.sum_(flat)
+        *parts, loss, stats = flat.split([*map(len, parts), 1, len(gradient.stats)])
+        for p, part in zip(params, parts, strict=True):
+            p.grad = part.view_as(p)
+        self._metrics.update(loss[0], stats)  # in place of this rank's own
+        return loss[0]
 
     def _act(
         self,
@@ -325,7 +381,7 @@ class PPO:
 
     def _set_schedules(self) -> None:
         config = self.config
-        progress = self.epoch / config.num_epochs
+        progress = self.epoch / self.num_epochs
         if config.lr_schedule == "cosine":
             self.lr.fill_(config.lr * 0.5 * (1 + math.cos(math.pi * progress)))
         slope = (1 - config.beta0) * (config.alpha if config.puffer_compat else 1)
@@ -345,13 +401,13 @@ class PPO:
 
     @property
     def global_step(self) -> int:
-        """Environment steps taken so far."""
-        return self.epoch * self.config.batch
+        """Environment steps taken so far, by all ranks."""
+        return self.epoch * self.config.batch * self.world.size
 
     @property
     def num_epochs(self) -> int:
         """Epochs of the whole run."""
-        return self.config.num_epochs
+        return self.config.num_epochs // self.world.size
 
     @torch.no_grad()
     def act(
@@ -369,14 +425,15 @@ class PPO:
         return self.policy.actions.to_env(sample.action), out.state
 
     def metrics(self) -> dict[str, float]:
-        """What the updates and episodes since the last call came to. Waits for the device, once.
+        """What the updates and episodes since the last call came to, of all ranks, which call this together. Waits for
+        the device, once.
 
         Losses, entropy and KLs are means over the updates that were taken; `fault/skipped_updates` counts the others,
         and `faults()` names what was not finite in them.
         """
-        result, self._faults = self._metrics.read(self.lr, self.beta)
+        result, self._faults = self._metrics.read(self.lr, self.beta, self.world)
         self._faults = [f"the gradient of {self._bad_parameter()}" if f == "gradient" else f for f in self._faults]
-        done = self.episodes.read()
+        done = self.episodes.read(self.world.gather)
         result |= {"episode/return": done.mean_return, "episode/length": done.mean_length}
         return result | {"episode/return_std": done.std_return, "episode/count": float(done.episodes)}
 
@@ -425,6 +482,11 @@ class PPO:
         self.state.copy_(state["state"])
         self.begins.copy_(state["begins"])
         self._begin(self.env.load_state_dict(state["env"]))
+
+    def release_graphs(self) -> None:
+        """Let go of what was captured: it holds on to the ranks' connection, which cannot be closed before."""
+        for run in (self._run_draw, self._run_update, self._run_last_update):
+            run.release()
 
     def close(self) -> None:
         """Close the environments."""

@@ -22,16 +22,19 @@ class PPOConfig(TrainerConfig):
     }
 
     total_steps: int = 1_000_000
-    """Environment steps of the whole run, over all environments, rounded down to whole epochs. At least one batch."""
+    """Environment steps of the whole run, over all environments and ranks, rounded down to whole epochs. At least one
+    batch."""
     num_envs: int | None = None
-    """N, environments stepped together. Default: 64; 4096 for environments that a GPU steps (PufferLib 4.0)."""
+    """N, environments stepped together, by each rank. Default: 64; 4096 for environments that a GPU steps (PufferLib
+    4.0)."""
     env_groups: int = 1
     """G, groups that the environments step in. With 2, one group steps while the policy acts for the other, which pays
     where both take long (double-buffered sampling, Petrenko et al. 2020). For environments that the host steps."""
     horizon: int = 64
     """T, steps of a segment: what the recurrent layers are trained through (PufferLib)."""
     minibatch: int | None = None
-    """Steps an update trains on, a multiple of the horizon. Default: 8192 (PufferLib), at most a quarter batch."""
+    """Steps an update trains on, of each rank, a multiple of the horizon. Default: 8192 (PufferLib), at most a quarter
+    batch."""
     replay_ratio: float = 1.0
     """How often a step is trained on, on average: an epoch has floor(replay_ratio * N * T / minibatch) updates."""
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from sharpwave.ops._backends import installed
 from sharpwave.ops.ppo_loss import STATS
+from sharpwave.run.distributed import ALONE, World
 
 # Names in the order of STATS, then of the trainer's other numbers.
 NAMES = (
@@ -69,9 +70,14 @@ class UpdateMetrics:
         self._counters += torch.stack([held, kept])
         self._held[0] = 0
 
-    def read(self, lr: Tensor, beta: Tensor) -> tuple[dict[str, float], list[str]]:
-        """The numbers by NAMES and the terms that were not finite in skipped updates; then begin anew."""
+    def read(self, lr: Tensor, beta: Tensor, world: World = ALONE) -> tuple[dict[str, float], list[str]]:
+        """The numbers by NAMES and the terms that were not finite in skipped updates; then begin anew.
+
+        Updates are the same on all ranks of `world`; rollouts and draws are each rank's own, and are added up.
+        """
         self.settle()
+        world.sum_(self._variance)
+        world.sum_(self._bad_priorities)
         a, r = self._variance
         updates, kept = self._counters
         scalars = (1 - a / r, lr, beta, updates - kept, self._bad_priorities)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import sharpwave
-from sharpwave.run.errors import UserError, own_frames
+from sharpwave.run.errors import RankFailed, UserError, own_frames
 
 EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, which Windows lacks
@@ -30,6 +30,8 @@ COMMANDS = {
     "bench": "Measure speed: sharpwave bench train",
 }
 
+TOGETHER = ("train", "resume", "bench train")  # what the ranks that torchrun starts do together
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and return its exit code.
@@ -42,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(args)
     except UserError as error:
+        if isinstance(error, RankFailed) and not error.is_shown:
+            return EXIT_USER_ERROR
         print("sharpwave: error:", " ".join(str(error).splitlines()), file=sys.stderr)
         for line in own_frames(error):
             print(line, file=sys.stderr)
@@ -71,6 +75,9 @@ def _dispatch(args: list[str]) -> int:
 
         advice = closest(name, COMMANDS) or f": choose {' or '.join(COMMANDS)}"
         raise UserError(f"unknown command {name!r}{advice}")
+    whole = f"{name} {rest[0]}" if name == "bench" and rest else name
+    if "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1" and whole not in TOGETHER:
+        raise UserError(f"sharpwave {whole} is done by one process: start it without torchrun")
     return importlib.import_module(f"sharpwave.cli.{name}").main(rest)
 
 

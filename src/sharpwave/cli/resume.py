@@ -20,8 +20,10 @@ class Resume:
 def main(args: list[str]) -> int:
     chosen = options.parse(Resume, args, "sharpwave resume")
     from sharpwave.run import loop
+    from sharpwave.run.distributed import joined
 
     algorithm, config = rundir.read(chosen.run_dir)
     loop.newest(chosen.run_dir)  # an error before the work of making a trainer
-    trainer = _trainers.make(algorithm, config)
-    return _trainers.train(trainer, chosen.run_dir, algorithm, resume=True)
+    with joined(config.device) as world:
+        trainer = _trainers.make(algorithm, config, world)
+        return _trainers.train(trainer, chosen.run_dir, algorithm, resume=True, world=world)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sharpwave.cli import _settings, _trainers
 from sharpwave.run import config as configs
@@ -23,11 +24,20 @@ def main(args: list[str]) -> int:
     algorithm, rest = _settings.algorithm(args, "train")
     about = configs.config_class(algorithm).__doc__ or ""
     config, own = _settings.parse(algorithm, rest, f"sharpwave train {algorithm}", Train, about)
-    if own.run_dir is not None:
-        rundir.refuse_existing(own.run_dir)  # before the work of making a trainer
-    trainer = _trainers.make(algorithm, config)
+    from sharpwave.run.distributed import joined
+
+    with joined(config.device) as world:
+        if own.run_dir is not None and world.is_first:
+            rundir.refuse_existing(own.run_dir)  # before the work of making a trainer
+        trainer = _trainers.make(algorithm, config, world)
+        run_dir = world.tell(
+            str(_make_run_dir(own.run_dir, algorithm, trainer, args, world.size)) if world.is_first else ""
+        )
+        return _trainers.train(trainer, Path(run_dir), algorithm, resume=False, world=world)
+
+
+def _make_run_dir(path: Path | None, algorithm: str, trainer: Any, args: list[str], ranks: int) -> Path:
     from sharpwave.run.info import backends
 
     command = ["sharpwave", "train", *args]
-    run_dir = rundir.create(own.run_dir, algorithm, trainer.config, command, backends(trainer.device.type))
-    return _trainers.train(trainer, run_dir, algorithm, resume=False)
+    return rundir.create(path, algorithm, trainer.config, command, backends(trainer.device.type), ranks)

@@ -297,7 +297,8 @@ def _jax_device(device: torch.device) -> Any:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda for JAX environments; got {device}")
     try:
-        return jax.devices("cpu" if device.type == "cpu" else "cuda")[device.index or 0]
+        index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+        return jax.devices("cpu" if device.type == "cpu" else "cuda")[index or 0]
     except (RuntimeError, IndexError) as error:
         raise ValueError(
             f"device {device}: JAX does not see it ({' '.join(str(error).split())}): install JAX's CUDA build, or use "

@@ -1,7 +1,7 @@
 """Returns and lengths of finished episodes, gathered where the data is."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -79,15 +79,20 @@ class EpisodeStats:
         taken = (step.reward.contiguous(), step.terminated.contiguous(), step.truncated.contiguous(), valid)
         update(*taken, running, self._count, kept, self._ticket, self.window)
 
-    def read(self) -> EpisodeSummary:
-        """The figures so far. Waits for the device. The deviation is the population's (divided by the number)."""
-        count = int(self._count)
-        kept = min(count, self.window)
-        if kept == 0:
+    def read(self, gather: Callable[[Tensor], Tensor] | None = None) -> EpisodeSummary:
+        """The figures so far. Waits for the device. The deviation is the population's (divided by the number).
+
+        gather: from a tensor to (R, ...), those of R ranks, whose windows are taken together; None: this process's own.
+        """
+        counts = (self._count[None] if gather is None else gather(self._count)).tolist()
+        kept = torch.stack([self._returns[: self.window], self._lengths[: self.window]])
+        windows = kept[None] if gather is None else gather(kept)
+        parts = [window[:, : min(count, self.window)] for window, count in zip(windows, counts, strict=True)]
+        returns, lengths = torch.cat(parts, 1).double().cpu()
+        if not len(returns):
             return EpisodeSummary(0, *[math.nan] * 5)
-        returns, lengths = torch.stack([self._returns[:kept], self._lengths[:kept]]).double().cpu()
         return EpisodeSummary(
-            count,
+            sum(counts),
             float(returns.mean()),
             float(returns.std(correction=0)),
             float(returns.min()),

@@ -1,8 +1,8 @@
 """PrioritizedReplay: proportional prioritized experience replay."""
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,8 +15,12 @@ from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, draw_beta
 from sharpwave.replay.core import Replay, Shape, taking_turns
 from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch
-from sharpwave.replay.state import Layout
+from sharpwave.replay.shards import gathering, join
+from sharpwave.replay.state import HELD, Layout
 from sharpwave.replay.views import Outputs
+
+if TYPE_CHECKING:
+    from sharpwave.replay.shards import Group
 
 
 class PrioritizedReplay(Replay):
@@ -125,7 +129,9 @@ class PrioritizedReplay(Replay):
         )
 
     @taking_turns
-    def sample(self, n: int, beta: float | Tensor | None = None, out: Batch | None = None) -> Batch:
+    def sample(
+        self, n: int, beta: float | Tensor | None = None, out: Batch | None = None, group: "Group | None" = None
+    ) -> Batch:
         """Draw n items, with replacement, in proportion to p^alpha.
 
         Args:
@@ -133,6 +139,11 @@ class PrioritizedReplay(Replay):
             beta: for this draw; a float or a 0-d float32 tensor on the device (a GPU does not look at its value). None:
                 the buffer's own.
             out: a batch of n that this buffer returned before: its tensors are overwritten, and nothing is allocated.
+            group: a torch.distributed process group, each of whose ranks holds a shard of one buffer, and calls this
+                with the same n and beta. Then `probabilities` are those of the union, and `weights` too: so that the
+                average over the ranks of mean(weights * loss) estimates what one buffer's would, without bias. New
+                items enter with the largest priority of all shards, as of the last draw. A function that takes a tensor
+                to (R, ...), those of all ranks, does as well.
 
         Returns:
             A Batch of the fields, each (n, ...), and of
@@ -150,12 +161,33 @@ class PrioritizedReplay(Replay):
         if self.storage is None:
             raise ValueError("sample() from an empty buffer: add() transitions first")
         n, beta = integer("n", n, 1), draw_beta(beta, self.device)
+        return self._sample(n, beta, out) if group is None else self._sample_shard(n, beta, out, gathering(group))
+
+    def _sample(self, n: int, beta: float | Tensor | None, out: Batch | None) -> Batch:
         if self._arrays is None:
             sample = self._sample_plain if self._triton is None else self._sample_triton
             return sample(n, beta, out)
         outputs = self._new_outputs(n) if out is None else self._own(out, n)
         self._sample_cpu(outputs, beta)
         return self._nest(outputs) if out is None else out
+
+    def _sample_shard(
+        self, n: int, beta: float | Tensor | None, out: Batch | None, gather: Callable[[Tensor], Tensor]
+    ) -> Batch:
+        s = self.state
+        if not isinstance(beta, Tensor):
+            beta = plain.current_beta(s) if beta is None else torch.full((), float(beta), device=self.device)
+        batch = self._sample(n, beta, out)
+        p, smallest = batch.probabilities, None
+        if self.weight_norm == "batch":
+            smallest = torch.where(p > 0, p, torch.inf).amin()
+        elif self.weight_norm == "buffer":
+            smallest = tree_extrema(s.tree)[0] / self.total_priority
+        union = join(gather, p, beta, self.total_priority, s.counters[HELD], s.max_priority[0], smallest)
+        batch.weights.copy_(union.weights)
+        p.copy_(union.probabilities)
+        s.max_priority.copy_(union.max_priority)
+        return batch
 
     # On a CPU
 

@@ -1,12 +1,15 @@
-"""`sharpwave bench train`: how fast the PPO trainer collects and trains, by phase."""
+"""`sharpwave bench train`: how fast the PPO trainer collects and trains, by phase. Under torchrun, on several GPUs."""
 
 import json
 import statistics
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sharpwave.run.errors import UserError
+
+if TYPE_CHECKING:
+    from sharpwave.run.distributed import World
 
 
 @dataclass(frozen=True)
@@ -59,19 +62,21 @@ ON_CPU: dict[str, Any] = {
 }  # fmt: skip
 
 
-def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
+def measure(options: TrainBenchmark, minibatch: int, world: "World | None" = None) -> dict[str, Any]:
     """Rates of one minibatch size: train SPS (updates alone), rollout SPS, end to end, and what they cost.
 
-    `options` are resolved.
+    `options` are resolved; sizes are each rank's, and rates those of all ranks together.
     """
     import torch
 
     from sharpwave.algos.ppo import PPO, PPOConfig
+    from sharpwave.run.distributed import ALONE
 
     assert options.num_envs is not None and options.horizon is not None
     assert options.hidden is not None and options.layers is not None
     assert options.repeats is not None
     repeats = options.repeats
+    world = world or ALONE
     n_steps = options.num_envs * options.horizon
     config = PPOConfig(
         env="sharpwave/Synthetic",
@@ -83,9 +88,9 @@ def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
         hidden=options.hidden,
         layers=options.layers,
         dtype=options.dtype,
-        total_steps=n_steps * 1000,
+        total_steps=n_steps * 1000 * world.size,
     )
-    agent = PPO(config)
+    agent = PPO(config, world=world)
     cuda = agent.device.type == "cuda"
 
     def wait() -> None:
@@ -97,6 +102,7 @@ def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
         times = []
         for _ in range(repeats):
             wait()
+            world.barrier()
             start = time.perf_counter()
             fn()
             wait()
@@ -112,10 +118,11 @@ def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
     result = {
         "minibatch": minibatch,
         "dtype": agent.config.dtype,
-        "train_sps": updates * minibatch / train,
-        "train_sps_worst": updates * minibatch / train_max,
-        "rollout_sps": n_steps / rollout,
-        "sps": n_steps / (rollout + train),
+        "ranks": world.size,
+        "train_sps": world.size * updates * minibatch / train,
+        "train_sps_worst": world.size * updates * minibatch / train_max,
+        "rollout_sps": world.size * n_steps / rollout,
+        "sps": world.size * n_steps / (rollout + train),
         "update_us": train / updates * 1e6,
         "rollout_us_per_step": rollout / options.horizon * 1e6,
         "updates_per_epoch": updates,
@@ -125,6 +132,7 @@ def measure(options: TrainBenchmark, minibatch: int) -> dict[str, Any]:
         result["nodes"] = agent._run_update.nodes()
         result["rollout_nodes_per_step"] = (agent._run_rollout.nodes() or 0) / options.horizon
         result["peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    agent.release_graphs()
     agent.close()
     return result
 
@@ -158,14 +166,19 @@ def main(options: TrainBenchmark) -> int:
     import torch
 
     from sharpwave.run import threads
+    from sharpwave.run.distributed import joined
 
     options = options.resolved(torch.cuda.is_available())
-    with threads.use(options.threads):
-        rows = [measure(options, m) for m in options.minibatch or ()]
+    with joined(options.device) as world, threads.use(options.threads):
+        rows = [measure(options, m, world) for m in options.minibatch or ()]
+        world.close()
+    if not world.is_first:
+        return 0
     if options.json:
         print(json.dumps({"machine": machine(options.device), "options": asdict(options), "results": rows}, indent=2))
         return 0
-    print(", ".join(machine(options.device).values()))
+    several = [f"{world.size} ranks"] if world.size > 1 else []
+    print(", ".join([*several, *machine(options.device).values()]))
     print(
         f"{'minibatch':>9} {'dtype':>9} {'train SPS':>12} {'rollout SPS':>12} {'SPS':>12} "
         f"{'us/update':>10} {'nodes':>6} {'GiB':>6}"

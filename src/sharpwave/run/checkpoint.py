@@ -7,6 +7,11 @@ A checkpoint is a directory with two files:
       meta.json             {"format": "sharpwave-checkpoint", "version": 1, "tensors": {"bytes", "blake2b"},
                              "meta_blake2b", "meta": {...}}
 
+A run of several ranks keeps what each of the others has to itself beside it, each in a checkpoint of its own, all of
+which come into their place together:
+
+    step-000000040960/ranks/rank-1/...
+
 It is written under a temporary name beside its place; both files, then the directory, are synced to the disk; then it
 is renamed, and the directory around it is synced. So a directory under its final name is whole, and the newest one is
 the one with the highest step: there is no pointer to it that could disagree.
@@ -33,17 +38,18 @@ from sharpwave.run.errors import CheckpointError
 
 FORMAT = "sharpwave-checkpoint"
 VERSION = 1
-TENSORS, META = "tensors.safetensors", "meta.json"
+TENSORS, META, RANKS = "tensors.safetensors", "meta.json", "ranks"
 _STEP = re.compile(r"step-(\d{12,})")
 
 
-def save(path: Path | str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def save(path: Path | str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], ranks: Path | None = None) -> None:
     """Write the checkpoint directory `path`; when this returns it is on the disk.
 
     Args:
         path: does not exist yet; its parent is made if need be.
         tensors: any shape, dtype, stride and device; views and tensors that share memory are written one by one.
         meta: JSON values with string keys; integers of any size; floats finite (see `flatten` for anything else).
+        ranks: a directory of other ranks' checkpoints on the same disk, which becomes a part of this one.
 
     Raises:
         CheckpointError: `path` exists, or the disk refuses. Nothing is left behind.
@@ -70,6 +76,8 @@ def save(path: Path | str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any
         (temporary / META).write_text(json.dumps(header, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         shutil.copymode(temporary / META, temporary / TENSORS)  # safetensors makes its file for the owner alone
         _sync(temporary / META)
+        if ranks is not None:
+            os.rename(ranks, temporary / RANKS)
         _sync(temporary)
         os.rename(temporary, path)
         _sync(path.parent)
@@ -105,6 +113,11 @@ def load(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def step_path(directory: Path | str, step: int) -> Path:
     """Where the checkpoint of `step` lies in a run's checkpoint directory."""
     return Path(directory) / f"step-{step:012d}"
+
+
+def rank_path(ranks: Path, rank: int) -> Path:
+    """Where a rank's own checkpoint lies among those of the `ranks`."""
+    return ranks / f"rank-{rank}"
 
 
 def list_steps(directory: Path | str) -> list[int]:

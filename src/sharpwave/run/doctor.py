@@ -50,6 +50,7 @@ def examine(folder: Path = Path("runs")) -> list[Finding]:
         requirements,
         torch_build,
         gpu,
+        ranks,
         triton,
         numba,
         lambda: disk(folder),
@@ -148,6 +149,25 @@ def gpu() -> Iterator[Finding]:
         yield Finding("ok", "GPU", "Apple's (mps): ops run their PyTorch references there")
     else:
         yield Finding("ok", "GPU", "none; everything runs on the CPU")
+
+
+def ranks() -> Iterator[Finding]:
+    """What connects the ranks of a data-parallel run: gloo on CPUs, NCCL on GPUs."""
+    torch = _torch()
+    if torch is None:
+        return
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_gloo_available():
+        yield Finding("note", "torchrun", "this PyTorch is built without gloo", "runs of one process are not affected")
+        return
+    several = torch.cuda.is_available() and torch.cuda.device_count() > 1
+    if dist.is_nccl_available():
+        yield Finding("ok", "torchrun", f"gloo; NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} for GPUs")
+    elif several:
+        advice = f"to train on several GPUs: {CUDA_INSTALL}"
+        yield Finding("note", "torchrun", "gloo; no NCCL, by which GPUs talk", advice)
+    else:
+        yield Finding("ok", "torchrun", "gloo, for CPUs")
 
 
 def triton() -> Iterator[Finding]:

@@ -16,6 +16,17 @@ class CheckpointError(UserError):
     """A checkpoint is missing, truncated, altered, of another program or version, or cannot be written."""
 
 
+class RankFailed(UserError):
+    """Another rank of a data-parallel run has failed, so that this one cannot go on. It has said why itself.
+
+    is_shown: whether this rank repeats it, for its log.
+    """
+
+    def __init__(self, message: str, is_shown: bool = True):
+        super().__init__(message)
+        self.is_shown = is_shown
+
+
 def own_frames(error: BaseException) -> list[str]:
     """Where in the user's own code, an environment say, an error came from: file, line and code of each frame.
 

@@ -69,6 +69,10 @@ class Captured:
         graph.instantiate()
         return graph
 
+    def release(self) -> None:
+        """Let go of the graph, and of what it holds on to; the next call captures it anew."""
+        self.graph = None
+
     def nodes(self) -> int | None:
         """Number of the graph's nodes (kernels, copies, fills); None before the capture, or where CUDA cannot say."""
         if self.graph is None or torch.version.cuda is None:

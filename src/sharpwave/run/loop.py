@@ -2,9 +2,10 @@
 
 import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from sharpwave.envs.base import EnvFault, VectorEnv
 from sharpwave.run import checkpoint, rundir, threads
 from sharpwave.run.config import RunConfig, to_json
 from sharpwave.run.display import Display, Silent
+from sharpwave.run.distributed import ALONE, World
 from sharpwave.run.errors import CheckpointError, UserError
 from sharpwave.run.evaluate import Agent
 from sharpwave.run.log import RunLog
@@ -29,6 +31,8 @@ class Trainer(Agent, Protocol):
     """Its settings; the loop reads those of `sharpwave.run.config.RunConfig`."""
     device: torch.device
     env: VectorEnv
+    shared: Sequence[str]
+    """What of `state_dict` is the same on all ranks that train together."""
     policy: torch.nn.Module
     """What `act` reads; under "policy" in `state_dict`."""
     epoch: int
@@ -36,7 +40,7 @@ class Trainer(Agent, Protocol):
     num_epochs: int
     """Epochs in the whole run."""
     global_step: int
-    """Environment steps done."""
+    """Environment steps done, by all ranks."""
 
     def train_epoch(self) -> None:
         """Collect and learn once: the smallest piece of training between two checkpoints."""
@@ -75,6 +79,7 @@ def run(
     resume: bool = False,
     display: Display | None = None,
     stop: StopRequest | None = None,
+    world: World = ALONE,
 ) -> bool:
     """Train to the end, or until a stop is requested.
 
@@ -82,12 +87,16 @@ def run(
     stop; log lines every `log_interval` epochs and at each of these checkpoints but the first. Both follow the count of
     epochs, not the clock: a run that was killed and resumed does exactly what one that was not killed does.
 
+    Of several ranks that train together each calls this. The first writes and shows everything; the others add their
+    parts to its numbers and checkpoints. All stop after the same epoch.
+
     Args:
         trainer: freshly made.
         run_dir: made by `rundir.create`. One process trains in it at a time.
         resume: continue from the newest checkpoint in `run_dir`.
         display: where progress shows; None shows nothing.
-        stop: asked after each epoch; None never stops.
+        stop: asked after each epoch; None never stops. A request to one rank stops all.
+        world: the ranks, as the trainer has it.
 
     Returns:
         True where the run is complete, False where it stopped; either way its newest checkpoint is of this moment.
@@ -97,25 +106,27 @@ def run(
         UserError: another process trains in `run_dir`; an environment failed (the message names it, and the checkpoint
             to go on from).
     """
-    config = trainer.config
+    config, first = trainer.config, world.is_first
     display = display or Silent()
     checkpoints = run_dir / rundir.CHECKPOINTS
-    with rundir.lock(run_dir), threads.use(config.threads):
-        elapsed = restore(trainer, run_dir) if resume else 0.0
+    with rundir.lock(run_dir) if first else nullcontext(), threads.use(config.threads):
+        elapsed = restore(trainer, run_dir, world) if resume else 0.0
         began = time.perf_counter() - elapsed
         settings = json.loads(to_json(config))
         with (
-            RunLog(run_dir, trainer.global_step if resume else None) as log,
-            closing(Trackers(config.logger, config.project, run_dir, settings, display.message)) as trackers,
-            rundir.noting_failure(run_dir),
+            RunLog(run_dir, trainer.global_step if resume else None) if first else nullcontext() as log,
+            closing(
+                Trackers(config.logger if first else (), config.project, run_dir, settings, display.message)
+            ) as trackers,
+            rundir.noting_failure(run_dir) if first else nullcontext(),
         ):
             if not resume:
-                _save(trainer, checkpoints, log, 0.0)
+                _save(trainer, checkpoints, log, 0.0, world)
             display.start(trainer.global_step, trainer.epoch)
             if resume and trainer.epoch >= trainer.num_epochs:
                 display.message("this run was complete: nothing is left to train")
             last_step, last_time = trainer.global_step, time.perf_counter()
-            final = trainer.epoch >= trainer.num_epochs or (stop is not None and stop.requested)
+            final = _is_final(trainer, stop, world)
             while not final:
                 try:
                     trainer.train_epoch()
@@ -126,7 +137,7 @@ def run(
                         f"sharpwave resume {run_dir}"
                     ) from fault
                 # Asked once an epoch: a request that comes while this one is saved is answered after the next.
-                final = trainer.epoch >= trainer.num_epochs or (stop is not None and stop.requested)
+                final = _is_final(trainer, stop, world)
                 save = final or trainer.epoch % config.checkpoint_interval == 0
                 # A checkpoint follows a log line, so that no metric is half gathered in what is saved.
                 if save or trainer.epoch % config.log_interval == 0:
@@ -137,15 +148,22 @@ def run(
                     metrics |= {f"time/{name}": seconds for name, seconds in phases.items()}
                     metrics |= _memory(trainer.device)
                     last_step, last_time = trainer.global_step, now
-                    log.write(trainer.global_step, trainer.epoch, metrics)
+                    if log is not None:
+                        log.write(trainer.global_step, trainer.epoch, metrics)
                     trackers.write(trainer.global_step, metrics)
                     histograms = getattr(trainer, "histograms", None)
                     display.update(trainer.global_step, trainer.epoch, metrics, phases, histograms)
                     if metrics.get("fault/skipped_updates"):
                         display.message(_fault(trainer, metrics["fault/skipped_updates"]))
                 if save:
-                    _save(trainer, checkpoints, log, time.perf_counter() - began)
+                    _save(trainer, checkpoints, log, time.perf_counter() - began, world)
     return trainer.epoch >= trainer.num_epochs
+
+
+def _is_final(trainer: Trainer, stop: StopRequest | None, world: World) -> bool:
+    """Whether the run ends here: it is complete, or one of the ranks is asked to stop."""
+    asked = stop is not None and stop.requested
+    return trainer.epoch >= trainer.num_epochs or bool(world.largest(int(asked)))
 
 
 def newest(run_dir: Path) -> Path:
@@ -160,16 +178,20 @@ def newest(run_dir: Path) -> Path:
     return path
 
 
-def restore(trainer: Trainer, run_dir: Path) -> float:
+def restore(trainer: Trainer, run_dir: Path, world: World = ALONE) -> float:
     """Load the newest checkpoint of a run into `trainer`; the seconds trained so far.
 
     Raises:
-        CheckpointError: there is none, or it is damaged or of another configuration.
+        CheckpointError: there is none, or it is damaged, of another configuration or of another number of ranks.
     """
     path = newest(run_dir)
     with _fitting(path):
         state = checkpoint.unflatten(*checkpoint.load(path))
+        _refuse_other_ranks(state.get("ranks", 1), world.size, path)
         _refuse_other_settings(trainer.config, state["config"], path)
+        if not world.is_first:
+            own = checkpoint.load(checkpoint.rank_path(path / checkpoint.RANKS, world.rank))
+            state["trainer"] |= checkpoint.unflatten(*own)
         trainer.load_state_dict(state["trainer"])
         if not (isinstance(trainer.epoch, int) and 0 <= trainer.epoch <= trainer.num_epochs):
             raise ValueError(f"its epoch is {trainer.epoch!r}, the run has {trainer.num_epochs}")
@@ -193,6 +215,16 @@ def _fitting(path: Path) -> Generator[None]:
     except (ValueError, KeyError, RuntimeError, TypeError, AttributeError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"checkpoint {path} is not of this configuration: {reason}") from error
+
+
+def _refuse_other_ranks(saved: int, now: int, path: Path) -> None:
+    """Every rank goes on with its own environments, random streams and experience."""
+    if saved != now:
+        start = f"torchrun --nproc-per-node {saved} -m sharpwave" if saved > 1 else "sharpwave"
+        raise CheckpointError(
+            f"checkpoint {path} is of {saved} rank{'s' * (saved != 1)}, this run has {now}: continue it with `{start} "
+            f"resume {path.parents[1]}`"
+        )
 
 
 def _refuse_other_settings(config: Any, saved: Mapping[str, Any], path: Path) -> None:
@@ -222,11 +254,27 @@ def _fault(trainer: Trainer, count: float) -> str:
     return f"epoch {trainer.epoch}: {count:.0f} updates skipped, for these were not finite: {what}"
 
 
-def _save(trainer: Trainer, directory: Path, log: RunLog, elapsed: float) -> None:
-    path = checkpoint.step_path(directory, trainer.global_step)
-    log.sync()
-    tensors, structure = checkpoint.flatten(
-        {"trainer": trainer.state_dict(), "elapsed": elapsed, "config": json.loads(to_json(trainer.config))}
-    )
-    checkpoint.save(path, tensors, structure)
-    checkpoint.prune(directory, trainer.config.keep_checkpoints)
+def _save(trainer: Trainer, directory: Path, log: RunLog | None, elapsed: float, world: World) -> None:
+    """A checkpoint of this moment, of all ranks: when it returns, it is whole and on the disk."""
+    path, ranks = checkpoint.step_path(directory, trainer.global_step), None
+    if world.size > 1:
+        ranks = directory / f".{path.name}.ranks"  # `prune` deletes it, if a kill left it there
+        if world.is_first:
+            shutil.rmtree(ranks, ignore_errors=True)
+        world.barrier()
+        if not world.is_first:
+            own = {name: value for name, value in trainer.state_dict().items() if name not in trainer.shared}
+            checkpoint.save(checkpoint.rank_path(ranks, world.rank), *checkpoint.flatten(own))
+        world.barrier()
+    if log is not None:
+        if ranks is not None and len(list(ranks.glob("rank-*"))) != world.size - 1:
+            raise CheckpointError(
+                f"{directory} is not the same directory on every rank's machine: give a --run-dir that they share"
+            )
+        log.sync()
+        state = {"trainer": trainer.state_dict(), "elapsed": elapsed, "config": json.loads(to_json(trainer.config))}
+        if ranks is not None:
+            state["ranks"] = world.size
+        checkpoint.save(path, *checkpoint.flatten(state), ranks)
+        checkpoint.prune(directory, trainer.config.keep_checkpoints)
+    world.barrier()

@@ -44,7 +44,12 @@ PACKAGES = ("sharpwave", "torch", "triton", "numba", "numpy", "gymnasium", "safe
 
 
 def create(
-    path: Path | None, algorithm: str, config: Any, command: Sequence[str], backends: Mapping[str, str] | None = None
+    path: Path | None,
+    algorithm: str,
+    config: Any,
+    command: Sequence[str],
+    backends: Mapping[str, str] | None = None,
+    ranks: int = 1,
 ) -> Path:
     """Make a run's directory, with config.json and run.json in it.
 
@@ -55,6 +60,7 @@ def create(
         config: the algorithm's settings.
         command: the command line, for the record.
         backends: of every op, for the record.
+        ranks: how many train together, for the record.
 
     Raises:
         UserError: `path` exists, cannot be made, or its name is not UTF-8.
@@ -71,6 +77,7 @@ def create(
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         **({"backends": dict(backends)} if backends is not None else {}),
+        **({"ranks": ranks} if ranks > 1 else {}),
     }
     try:
         (made / CONFIG).write_text(configs.to_json(config), encoding="utf-8")

@@ -166,6 +166,7 @@ def ppo_loss_categorical(
     vf_coef: float,
     mask: Tensor | None = None,
     valid: Tensor | None = None,
+    moments: Tensor | None = None,
     backend: _backends.Backend = "auto",
 ) -> PPOLoss:
     """Clipped-surrogate loss of discrete and multi-discrete actions.
@@ -187,6 +188,7 @@ def ppo_loss_categorical(
         clip, vf_clip, vf_coef: > 0.
         mask: (n, sum(nvec)) bool, true where an action is legal. A head with no legal action is read as all legal.
         valid: (n,) bool; false rows enter no mean and get no gradient. No valid row at all gives loss 0.
+        moments: `advantage_moments` to take in place of the rows' own; on `reference` only.
         backend: see `sharpwave.ops`.
 
     Returns:
@@ -212,9 +214,11 @@ def ppo_loss_categorical(
         return PPOLoss(
             *reference.surrogate(
                 logprob, entropy, value.to(dtype), old_logprob, old_value, advantage, weight, valid, ent_coef,
-                clip, vf_clip, vf_coef,
+                clip, vf_clip, vf_coef, moments,
             )
         )  # fmt: skip
+    if moments is not None:
+        raise ValueError("moments are for ppo_gradient_categorical, or backend='reference'")
     return PPOLoss(
         *_categorical_op(
             logits, value, action, old_logprob, old_value, advantage, weight, mask, valid, ent_coef, list(nvec),
@@ -238,6 +242,7 @@ def ppo_loss_gaussian(
     vf_clip: float,
     vf_coef: float,
     valid: Tensor | None = None,
+    moments: Tensor | None = None,
     backend: _backends.Backend = "auto",
 ) -> PPOLoss:
     """Clipped-surrogate loss of continuous actions from a diagonal Gaussian.
@@ -270,9 +275,11 @@ def ppo_loss_gaussian(
         return PPOLoss(
             *reference.surrogate(
                 logprob, entropy, value.to(dtype), old_logprob, old_value, advantage, weight, valid, ent_coef,
-                clip, vf_clip, vf_coef,
+                clip, vf_clip, vf_coef, moments,
             )
         )  # fmt: skip
+    if moments is not None:
+        raise ValueError("moments are for ppo_gradient_gaussian, or backend='reference'")
     return PPOLoss(
         *_gaussian_op(
             mean, log_std, value, action, old_logprob, old_value, advantage, weight, valid, ent_coef,
@@ -323,7 +330,7 @@ def ppo_gradient_categorical(
             out = ppo_loss_categorical(
                 leaf[:, :width], leaf[:, width], action, old_logprob, old_value, advantage, _each_row(weight, n),
                 ent_coef, nvec=nvec, clip=clip, vf_clip=vf_clip, vf_coef=vf_coef, mask=mask, valid=valid,
-                backend=backend,
+                moments=moments, backend=backend,
             )  # fmt: skip
             (d,) = torch.autograd.grad(out.loss, leaf)
         return PPOGradient(out.loss.detach(), out.ratio, out.stats, d.to(dtype), None, value)
@@ -336,7 +343,9 @@ def ppo_gradient_categorical(
             logits, value, *common, weight, *rest, joint=joint, beside=beside, moments=moments
         )
         return PPOGradient(loss, ratio, stats, joint, None, value)
-    loss, ratio, stats, d_logits, d_value = impl.categorical(logits, value, *common, _each_row(weight, n), *rest)
+    loss, ratio, stats, d_logits, d_value = impl.categorical(
+        logits, value, *common, _each_row(weight, n), *rest, moments=moments
+    )
     return PPOGradient(loss, ratio, stats, _side_by_side(d_logits, d_value, output).to(dtype), None, value)
 
 
@@ -404,13 +413,16 @@ def advantage_moments(
 
     Args:
         advantage: (n,) float32. valid: (n,) bool: the rows that count.
-        out: an earlier result for the same n, to be written.
+        out: an earlier result for the same n, to be written; away from a GPU any (4, 1) float64 tensor.
 
     Returns:
-        On a GPU a float64 tensor; elsewhere None, which `moments` takes too.
+        (4, parts) float64: the parts' sums and sums of squares over an origin, their counts, and the origin. Away from
+        a GPU None without `out`, which `moments` takes too: the loss then takes them itself.
     """
     if _backends.choose("ppo_loss", advantage.device.type, backend) != "triton":
-        return None
+        if out is not None:
+            reference.advantage_moments(advantage, valid, out)
+        return out
     return _backends.load("ppo_loss", advantage.device, backend).advantage_moments(
         advantage.float().contiguous(), None if valid is None else valid.contiguous(), out
     )
@@ -451,7 +463,7 @@ def ppo_gradient_gaussian(
             leaf, deviation = output.detach().requires_grad_(), log_std.detach().requires_grad_()
             out = ppo_loss_gaussian(
                 leaf[:, :width], deviation, leaf[:, width], *common, _each_row(weight, n), ent_coef, valid=valid,
-                backend=backend, **coefficients,
+                moments=moments, backend=backend, **coefficients,
             )  # fmt: skip
             d, d_log_std = torch.autograd.grad(out.loss, (leaf, deviation))
         return PPOGradient(out.loss.detach(), out.ratio, out.stats, d.to(dtype), d_log_std, output[:, width])
@@ -465,7 +477,7 @@ def ppo_gradient_gaussian(
         )
         return PPOGradient(loss, ratio, stats, joint, d_log_std.sum(0), value)
     loss, ratio, stats, d_mean, d_log_std, d_value = impl.gaussian(
-        mean, wide, value, *common, _each_row(weight, n), *rest
+        mean, wide, value, *common, _each_row(weight, n), *rest, moments=moments
     )
     d_output = _side_by_side(d_mean, d_value, output).to(dtype)
     return PPOGradient(loss, ratio, stats, d_output, d_log_std.sum(0), value)

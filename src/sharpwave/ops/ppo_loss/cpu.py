@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sharpwave.ops.ppo_loss.reference import summary
+
 CHUNK = 256  # rows summed by one thread, whatever the number of threads
 SMALL = 1 << 14  # below this many logits or means, waking the threads costs more than it saves
 _LOG_2PI = math.log(2 * math.pi)
@@ -197,6 +199,12 @@ def _valid(valid: Tensor | None, n: int) -> np.ndarray:
     return np.ones(n, dtype=np.bool_) if valid is None else valid.contiguous().numpy()
 
 
+def _given(moments: Tensor) -> tuple[float, float, int]:
+    """What `_moments` returns, from what others have taken."""
+    count, mean, variance = (x.item() for x in summary(moments))
+    return mean, math.sqrt(variance), max(int(count), 1)
+
+
 def _finish(partial: np.ndarray, count: int, ent_coef: float, vf_coef: float) -> tuple[Tensor, Tensor]:
     stats = partial.sum(axis=0) / count
     loss = stats[0] + vf_coef * stats[1] - ent_coef * stats[2]
@@ -206,7 +214,7 @@ def _finish(partial: np.ndarray, count: int, ent_coef: float, vf_coef: float) ->
 def categorical(
     logits: Tensor, value: Tensor, action: Tensor, old_logprob: Tensor, old_value: Tensor, advantage: Tensor,
     weight: Tensor, mask: Tensor | None, valid: Tensor | None, ent_coef: Tensor, nvec: list[int],
-    clip: float, vf_clip: float, vf_coef: float,
+    clip: float, vf_clip: float, vf_coef: float, moments: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(loss, ratio, stats, d loss/d logits, d loss/d value)."""
     n = value.shape[0]
@@ -217,13 +225,13 @@ def categorical(
     partial = np.empty((-(-n // CHUNK), 6))
     ent = float(ent_coef)
     rows_valid = _valid(valid, n)
-    moments = _moments(adv, rows_valid)
+    given = _moments(adv, rows_valid) if moments is None else _given(moments)
     args = (
         x, offsets, legal, mask is not None, v, action.contiguous().numpy(), lp, ov, adv, w, rows_valid,
         clip, vf_clip, vf_coef, ent, ratio, d_logits, d_value,
     )  # fmt: skip
-    (_categorical if x.size < SMALL else _categorical_parallel)(moments, args, partial)
-    loss, stats = _finish(partial, moments[2], ent, vf_coef)
+    (_categorical if x.size < SMALL else _categorical_parallel)(given, args, partial)
+    loss, stats = _finish(partial, given[2], ent, vf_coef)
     return (
         loss,
         torch.from_numpy(ratio),
@@ -236,7 +244,7 @@ def categorical(
 def gaussian(
     mean: Tensor, log_std: Tensor, value: Tensor, action: Tensor, old_logprob: Tensor, old_value: Tensor,
     advantage: Tensor, weight: Tensor, valid: Tensor | None, ent_coef: Tensor,
-    clip: float, vf_clip: float, vf_coef: float,
+    clip: float, vf_clip: float, vf_coef: float, moments: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(loss, ratio, stats, d loss/d mean, d loss/d log_std, d loss/d value)."""
     n = value.shape[0]
@@ -245,12 +253,12 @@ def gaussian(
     partial = np.empty((-(-n // CHUNK), 6))
     ent = float(ent_coef)
     rows_valid = _valid(valid, n)
-    moments = _moments(adv, rows_valid)
+    given = _moments(adv, rows_valid) if moments is None else _given(moments)
     args = (
         m, s, v, a, lp, ov, adv, w, rows_valid, clip, vf_clip, vf_coef, ent, ratio, d_mean, d_log_std, d_value,
     )  # fmt: skip
-    (_gaussian if m.size < SMALL else _gaussian_parallel)(moments, args, partial)
-    loss, stats = _finish(partial, moments[2], ent, vf_coef)
+    (_gaussian if m.size < SMALL else _gaussian_parallel)(given, args, partial)
+    loss, stats = _finish(partial, given[2], ent, vf_coef)
     grads = (torch.from_numpy(d_mean), torch.from_numpy(d_log_std), torch.from_numpy(d_value))
     inputs = (mean, log_std, value)
     return loss, torch.from_numpy(ratio), stats, *(g.to(x.dtype) for g, x in zip(grads, inputs, strict=True))

@@ -49,6 +49,24 @@ def quiet(valid: Tensor | None, x: Tensor) -> Tensor:
     return torch.where(valid[:, None], x, x.detach().nan_to_num(0, 0, 0))
 
 
+def advantage_moments(advantage: Tensor, valid: Tensor | None, out: Tensor) -> None:
+    """Write (4, 1) float64: the valid advantages' sum and sum of squares over the first of all, their count, and it."""
+    first = advantage[0].double()
+    first = torch.where(first.isfinite(), first, 0)
+    over = advantage.double() - first
+    if valid is not None:
+        over = torch.where(valid, over, 0)
+    count = torch.tensor(advantage.shape[0]) if valid is None else valid.sum()
+    out.copy_(torch.stack([over.sum(), over.square().sum(), count.to(over), first])[:, None])
+
+
+def summary(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and population variance, 0-d float64, of what `advantage_moments` has taken in parts."""
+    total, square, count = moments[:3].sum(1)
+    over = total / count.clamp(min=1)
+    return count, moments[3, 0] + over, (square / count.clamp(min=1) - over.square()).clamp(min=0)
+
+
 def surrogate(
     logprob: Tensor,
     entropy: Tensor,
@@ -62,6 +80,7 @@ def surrogate(
     clip: float,
     vf_clip: float,
     vf_coef: float,
+    moments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss, ratio, stats) from the log-probability and entropy of the actions taken; ratios of all rows."""
     every_ratio = (logprob - old_logprob).exp().detach()
@@ -75,8 +94,13 @@ def surrogate(
         return torch.where(m > 0, x, 0).sum() / n
 
     wide = advantage.double()
-    wide = wide - mean(wide)
-    a_hat = (wide / (mean(wide.square()).sqrt() + 1e-8)).to(advantage.dtype)
+    if moments is None:
+        center = mean(wide)
+        std = mean((wide - center).square()).sqrt()
+    else:
+        _, center, variance = summary(moments)
+        std = variance.sqrt()
+    a_hat = ((wide - center) / (std + 1e-8)).to(advantage.dtype)
 
     log_ratio = logprob - old_logprob
     ratio = log_ratio.exp()
