@@ -169,6 +169,15 @@ def test_copies_of_a_batch_are_their_own():
     assert buffer.sample(5, out=batch) is batch
 
 
+def test_printed_are_shapes_not_values():
+    """A million transitions must not fill a terminal."""
+    buffer = PrioritizedReplay(4)
+    buffer.add(obs={"speed": torch.zeros(2, 3)}, action=torch.zeros(2, dtype=torch.int64))
+    assert repr(buffer) == "PrioritizedReplay(capacity=4, device='cpu', alpha=0.6)"
+    shown = repr(buffer.sample(5))
+    assert shown.startswith("Batch(") and "obs=Batch(speed=float32[5, 3])" in shown and "action=int64[5]" in shown
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_arrays_of_any_strides_byte_order_and_unsigned_dtypes(backend):
     buffer = PrioritizedReplay(4, backend=backend)

@@ -124,6 +124,9 @@ class Replay:
         """How many items can be drawn now. On a GPU reading it waits."""
         return int(self.state.counters[HELD])
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(capacity={self.capacity}, device={str(self.device)!r}, alpha={self._alpha})"
+
     @property
     def alpha(self) -> float:
         """Exponent of the priorities. Setting it raises every priority held to the new exponent; from alpha = 0, which

@@ -30,9 +30,20 @@ class Batch(dict):
         else:
             self[name] = value
 
+    def __repr__(self) -> str:
+        """Dtypes and shapes; values are an entry's own to print."""
+        return f"Batch({', '.join(f'{name}={_brief(value)}' for name, value in self.items())})"
+
     def __reduce__(self):
         # A copy is of the entries alone: it must not pass for the memory that `out=` overwrites.
         return Batch, (), None, None, iter(self.items())
+
+
+def _brief(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    where = "" if value.device.type == "cpu" else f" on {value.device}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{where}"
 
 
 # What `sample` adds to the fields.
