@@ -1,5 +1,6 @@
 """What each of two ranks does in the tests of data-parallel training; `start` runs this file as their processes."""
 
+import gc
 import os
 import socket
 import subprocess
@@ -270,6 +271,7 @@ def main() -> None:
             name, _, argument = case.partition("=")
             CASES[name](world, *[argument] if argument else [])
             print(name, flush=True)
+        gc.collect()  # graphs hold on to the connection that is closed now
         world.close()
 
 
