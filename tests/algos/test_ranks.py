@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,37 @@ def test_another_number_of_ranks_is_refused(two):
     folder = two[0] / "ppo"
     with pytest.raises(CheckpointError, match=r"is of 2 ranks, this run has 1: continue it with `torchrun --nproc-per"):
         loop.restore(trainer(), folder / "whole")
+
+
+def test_what_a_rank_keeps_is_of_its_checkpoint(two, tmp_path):
+    """Another step's, missing or damaged, is refused, with the checkpoint to go on from."""
+    copied = tmp_path / "run"
+    shutil.copytree(two[0] / "ppo" / "whole", copied)
+    path = loop.newest(copied)
+    epoch = checkpoint.unflatten(*checkpoint.load(path))["trainer"]["epoch"]
+    before = checkpoint.step_path(path.parent, checkpoint.list_steps(path.parent)[-2])
+    own = checkpoint.rank_path(path / checkpoint.RANKS, 1)
+    assert loop._load_own(path, 1, epoch)["draw_offset"].shape == (1,)
+    advice = f"delete it to go on from {before.name}"
+    shutil.rmtree(own)
+    with pytest.raises(CheckpointError, match=rf"what rank 1 keeps there \(no checkpoint at .*{advice}"):
+        loop._load_own(path, 1, epoch)
+    shutil.copytree(checkpoint.rank_path(before / checkpoint.RANKS, 1), own)
+    with pytest.raises(CheckpointError, match=f"what rank 1 keeps there is of another checkpoint; {advice}"):
+        loop._load_own(path, 1, epoch)
+    (own / checkpoint.TENSORS).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=rf"{path.name} is damaged: what rank 1 keeps there \(.*{advice}$"):
+        loop._load_own(path, 1, epoch)
+
+
+@pytest.mark.parametrize("name, value", [("RANK", None), ("WORLD_SIZE", "abc"), ("WORLD_SIZE", "-1")])
+def test_half_an_environment_of_torchruns_is_refused(monkeypatch, name, value):
+    launch(monkeypatch, 0)
+    monkeypatch.delenv(name)
+    if value is not None:
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"{name} is {value!r} in the environment"), distributed.joined("cpu"):
+        pass
 
 
 def launch(monkeypatch, rank, **variables):

@@ -25,7 +25,7 @@ def test_singular_values_end_near_one(shape):
     assert torch.allclose(x.double(), u @ v.mT, atol=0.05)  # the nearest semi-orthogonal matrix is u v^T
 
 
-@pytest.mark.parametrize("size", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("size", [1e-8, 1.0, 1e8, 1e30])
 def test_steps_in_float16_do_not_depend_on_the_size(size):
     """Entries that float16 would round to 0 or infinity; and an eighth of bfloat16's errors, more or less."""
     g = torch.Generator().manual_seed(0)
@@ -208,6 +208,22 @@ def test_loading_goes_on_from_what_was_saved(backend, device):
     other = Muon([low])
     other.load_state_dict(Muon([low]).state_dict())
     assert other.state[low]["momentum"].dtype == torch.float32
+
+
+def test_loading_keeps_a_schedules_tensor_and_changes_nothing_where_it_fails():
+    lr, p = torch.tensor(0.1), torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = Muon([p], lr)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["lr"] = torch.tensor(0.2)
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] is lr and lr == torch.tensor(0.2)
+    saved["param_groups"][0]["lr"] = torch.tensor(0.3)
+    saved["state"][0]["momentum"] = torch.ones(5, 4)
+    with pytest.raises(ValueError, match=r"momentum of parameter 0 must have its shape \(4, 4\); got shape \(5, 4\)"):
+        optimizer.load_state_dict(saved)
+    assert lr == torch.tensor(0.2) and not optimizer.state[p]["momentum"].any()
+    with pytest.raises(ValueError, match="lr must be >= 0"):
+        Muon([p], torch.tensor(-1.0))
 
 
 SHAPES = [(70, 30), (24, 100), (9, 5), (7,), (3, 2, 2), (1, 130)]

@@ -94,3 +94,26 @@ def test_into_an_earlier_batch_and_with_a_beta_of_its_own():
 def test_what_is_no_group_is_refused():
     with pytest.raises(TypeError, match=r"group must be a torch.distributed process group.*got 3"):
         shard(0).sample(4, group=3)
+
+
+@pytest.mark.parametrize("norm", ["batch", "buffer", None])
+def test_a_shard_with_nothing_to_draw_leaves_the_others_their_weights(norm):
+    """It tells that it is empty before it raises, and the other draws as if it were alone."""
+    told = []
+
+    def gather(x):
+        told.append(x.clone())
+        return torch.stack([torch.zeros_like(x), x])
+
+    with pytest.raises(ValueError, match="empty buffer"):
+        sharpwave.PrioritizedReplay(4, weight_norm=norm).sample(5, group=gather)
+    cleared = shard(0, weight_norm=norm)
+    cleared.clear()
+    with pytest.raises(ValueError, match="nothing to draw"):
+        cleared.sample(5, group=gather)
+    assert all(torch.equal(x, torch.zeros(4, dtype=torch.float64)) for x in told) and len(told) == 2
+    alone = shard(1, weight_norm=norm).sample(50)
+    batch = shard(1, weight_norm=norm).sample(50, group=gather)
+    assert torch.equal(batch.indices, alone.indices)
+    # An empty shard counts for nothing, and the other for both.
+    torch.testing.assert_close(batch.weights, 2 * alone.weights, rtol=1e-6, atol=0)

@@ -471,6 +471,7 @@ class PPO:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`'s value, copied. Where the environment cannot continue, new episodes begin."""
         self.epoch = state["epoch"]
+        self._metrics.forget()
         self.policy.load_state_dict(state["policy"])
         for name, p in self.policy.named_parameters():
             self.optimizer.state[p]["momentum"].copy_(state["momentum"][name])

@@ -86,9 +86,13 @@ class UpdateMetrics:
         faults: list[str] = []
         if numbers["fault/skipped_updates"]:
             faults = [name for name, n in zip((*STATS, "gradient"), self._faults.tolist(), strict=True) if n]
-        for counter in (self._totals, self._variance, self._bad_priorities):
-            counter.zero_()
+        self.forget()
         return numbers, faults
+
+    def forget(self) -> None:
+        """Begin anew."""
+        for counter in (self._totals, self._held, self._variance, self._bad_priorities):
+            counter.zero_()
 
 
 def log_histogram(values: Tensor, bins: int = 16) -> tuple[float, float, list[float]] | None:

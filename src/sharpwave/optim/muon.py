@@ -34,11 +34,12 @@ def orthogonalize(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     Args:
         matrix: (..., rows, cols), any floating dtype; batches are orthogonalised matrix by matrix, in one set of GEMMs.
         dtype: of the steps and the result, `matrix`'s by default. X_0 is rounded to it once its length is 1, so that
-            float16, an eighth of bfloat16's rounding errors, has range enough whatever the size of `matrix`.
+            float16, an eighth of bfloat16's rounding errors, has range enough.
 
     Returns:
         Like `matrix`. Singular values of at least 1e-2 |M|_F end in [0.978, 1.032] (float32; float16 adds about 2e-3,
-        bfloat16 1e-2). A zero matrix stays zero. NaN in a matrix gives NaN in that matrix.
+        bfloat16 1e-2), where |M|_F is at least 1e-7: below, X_0 is shorter than 1. A zero matrix stays zero. NaN in a
+        matrix gives NaN in that matrix.
 
     Raises:
         ValueError: fewer than two dimensions.
@@ -55,9 +56,13 @@ def orthogonalize(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         # Rows and columns of zeros stay zero and change no singular value; other widths make GEMMs a few times slower.
         rows, columns = x.shape[-2:]
         x = F.pad(x, (0, -columns % 8, 0, -rows % 8))
-    wide = torch.promote_types(x.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide).clamp(min=1e-7)
-    x = (x / norm).to(dtype or matrix.dtype)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    # By a power of two near the largest entry first, which rounds nothing, so that no square is out of range.
+    largest = x.abs().amax((-2, -1), keepdim=True)
+    scale = torch.where(largest > 0, largest.log2().floor().exp2(), 1)
+    x = x / scale
+    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    x = (x / torch.maximum(norm, 1e-7 / scale)).to(dtype or matrix.dtype)
     for a, b, c in NEWTON_SCHULZ:
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -97,7 +102,7 @@ class Muon(torch.optim.Optimizer):
         grad_norm: 0-d, |g| before clipping at the last step (of the last group).
         skipped: 0-d int64.
         first_bad: 0-d int64, the place of the first entry that was not finite at the last step skipped for it, in the
-            group's gradients flattened one after the other.
+            group's gradients flattened one after the other; 0 where all are finite and |g|, in float32, is not.
 
     Raises:
         ValueError: a value out of range.
@@ -143,6 +148,8 @@ class Muon(torch.optim.Optimizer):
             raise ValueError(f"lr must be > 0 and finite; got {lr}")
         if torch.is_tensor(lr) and lr.ndim:
             raise ValueError(f"lr must be a number or a 0-d tensor; got shape {tuple(lr.shape)}")
+        if torch.is_tensor(lr) and lr.device.type == "cpu" and not 0 <= lr < math.inf:  # a schedule may begin at 0
+            raise ValueError(f"lr must be >= 0 and finite; got {lr}")
         if not 0 <= group["momentum"] < 1:
             raise ValueError(f"momentum must be in [0, 1); got {group['momentum']}")
         if not group["max_grad_norm"] > 0:
@@ -158,11 +165,26 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch.optim's, but momenta stay float32 and where they are, so that a captured step goes on from them."""
+        """As torch.optim's, but momenta, which stay float32, and a learning rate that is a tensor stay where they are,
+        so that a captured step goes on from them.
+
+        Raises:
+            ValueError: not of these groups and parameters. Nothing has changed then.
+        """
         params = [p for group in self.param_groups for p in group["params"]]
         momenta = [self.state[p]["momentum"] for p in params]
-        super().load_state_dict(state_dict)
+        rates = [group["lr"] for group in self.param_groups]
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
+        if len(saved) == len(params):  # else torch.optim says what is wrong
+            for p, i in zip(params, saved, strict=True):
+                given = state_dict["state"].get(i, {}).get("momentum")
+                if given is None or given.shape != p.shape:
+                    what = "none" if given is None else f"shape {tuple(given.shape)}"
+                    raise ValueError(f"the momentum of parameter {i} must have its shape {tuple(p.shape)}; got {what}")
+        super().load_state_dict(state_dict)
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            if torch.is_tensor(rate):
+                group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
         for p, momentum, i in zip(params, momenta, saved, strict=True):
             momentum.copy_(state_dict["state"][i]["momentum"])
             self.state[p]["momentum"] = momentum

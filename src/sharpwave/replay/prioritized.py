@@ -15,7 +15,7 @@ from sharpwave.replay.checks import Beta, MaxPriorityOver, WeightNorm, draw_beta
 from sharpwave.replay.core import Replay, Shape, taking_turns
 from sharpwave.replay.kernels import reference as plain
 from sharpwave.replay.nest import Batch
-from sharpwave.replay.shards import gathering, join
+from sharpwave.replay.shards import gathering, join, tell_nothing
 from sharpwave.replay.state import HELD, Layout
 from sharpwave.replay.views import Outputs
 
@@ -142,7 +142,8 @@ class PrioritizedReplay(Replay):
             group: a torch.distributed process group, each of whose ranks holds a shard of one buffer, and calls this
                 with the same n and beta. Then `probabilities` are those of the union, and `weights` too: so that the
                 average over the ranks of mean(weights * loss) estimates what one buffer's would, without bias. New
-                items enter with the largest priority of all shards, as of the last draw. A function that takes a tensor
+                items enter with the largest priority of all shards, as of the last draw. A rank that has nothing to
+                draw raises, or on a GPU gets weights of 0; the others draw all the same. A function that takes a tensor
                 to (R, ...), those of all ranks, does as well.
 
         Returns:
@@ -158,10 +159,15 @@ class PrioritizedReplay(Replay):
         Raises:
             ValueError: n < 1; beta < 0 or not finite; `out` not of this buffer; nothing to draw (CPU).
         """
+        n, beta = integer("n", n, 1), draw_beta(beta, self.device)
+        if group is not None:
+            return self._sample_shard(n, beta, out, gathering(group))
+        self._require_storage()
+        return self._sample(n, beta, out)
+
+    def _require_storage(self) -> None:
         if self.storage is None:
             raise ValueError("sample() from an empty buffer: add() transitions first")
-        n, beta = integer("n", n, 1), draw_beta(beta, self.device)
-        return self._sample(n, beta, out) if group is None else self._sample_shard(n, beta, out, gathering(group))
 
     def _sample(self, n: int, beta: float | Tensor | None, out: Batch | None) -> Batch:
         if self._arrays is None:
@@ -177,12 +183,17 @@ class PrioritizedReplay(Replay):
         s = self.state
         if not isinstance(beta, Tensor):
             beta = plain.current_beta(s) if beta is None else torch.full((), float(beta), device=self.device)
-        batch = self._sample(n, beta, out)
+        try:
+            self._require_storage()
+            batch = self._sample(n, beta, out)
+        except ValueError:
+            tell_nothing(gather, self.device)
+            raise
         p, smallest = batch.probabilities, None
         if self.weight_norm == "batch":
             smallest = torch.where(p > 0, p, torch.inf).amin()
         elif self.weight_norm == "buffer":
-            smallest = tree_extrema(s.tree)[0] / self.total_priority
+            smallest = tree_extrema(s.tree)[0] / self.total_priority  # not read where nothing is held
         union = join(gather, p, beta, self.total_priority, s.counters[HELD], s.max_priority[0], smallest)
         batch.weights.copy_(union.weights)
         p.copy_(union.probabilities)

@@ -42,6 +42,11 @@ def gathering(group: Any) -> Callable[[Tensor], Tensor]:
     return gather
 
 
+def tell_nothing(gather: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    """Take part in `join` with an empty shard, so that no rank waits for this one."""
+    gather(torch.zeros(4, dtype=torch.float64, device=device))
+
+
 def join(
     gather: Callable[[Tensor], Tensor], probabilities: Tensor, beta: Tensor, total: Tensor, held: Tensor,
     max_priority: Tensor, smallest: Tensor | None,
@@ -67,6 +72,8 @@ def join(
     totals, counts, largest, least = gather(own).unbind(1)
     share = total.double() / totals.sum()
     p = probabilities.double() * share
-    base = counts.sum() if smallest is None else 1 / (least * totals / totals.sum()).amin()
+    # A shard of which nothing can be drawn says nothing of the smallest.
+    least = torch.where(totals > 0, least * totals / totals.sum(), torch.inf)
+    base = counts.sum() if smallest is None else 1 / least.amin()
     weights = torch.where(p > 0, (base * p).pow(-beta.double()) * len(totals) * share, 0)
     return Union(weights, p, largest.amax())

@@ -101,13 +101,13 @@ def load(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         size = file.stat().st_size
         if size != expected["bytes"]:
             raise CheckpointError(
-                _damaged(path, f"{TENSORS} has {size} bytes, {expected['bytes']} were written"),
+                damaged(path, f"{TENSORS} has {size} bytes, {expected['bytes']} were written"),
             )
         if _digest(file) != expected["blake2b"]:
-            raise CheckpointError(_damaged(path, f"{TENSORS} is not what was written (its hash differs)"))
+            raise CheckpointError(damaged(path, f"{TENSORS} is not what was written (its hash differs)"))
         return load_file(file), header["meta"]
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(_damaged(path, f"{TENSORS} cannot be read: {_reason(error)}")) from error
+        raise CheckpointError(damaged(path, f"{TENSORS} cannot be read: {_reason(error)}")) from error
 
 
 def step_path(directory: Path | str, step: int) -> Path:
@@ -258,7 +258,7 @@ def _read_header(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"no checkpoint at {path}: it holds no {META}") from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(_damaged(path, f"{META} cannot be read: {_reason(error)}")) from error
+        raise CheckpointError(damaged(path, f"{META} cannot be read: {_reason(error)}")) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise CheckpointError(f"{path / META} is not of a sharpwave checkpoint: give a directory that sharpwave wrote")
     if not isinstance(header.get("version"), int) or header["version"] > VERSION:
@@ -272,11 +272,12 @@ def _read_header(path: Path) -> dict[str, Any]:
     except (KeyError, AttributeError, TypeError, ValueError):
         whole = False
     if not whole:
-        raise CheckpointError(_damaged(path, f"{META} is not what was written"))
+        raise CheckpointError(damaged(path, f"{META} is not what was written"))
     return header
 
 
-def _damaged(path: Path, what: str) -> str:
+def damaged(path: Path, what: str) -> str:
+    """What to say of a checkpoint of which something is not as it was written, and what to do about it."""
     earlier = [s for s in list_steps(path.parent) if step_path(path.parent, s) < path]
     advice = (
         f"delete it to go on from {step_path(path.parent, earlier[-1]).name}" if earlier else "there is none before it"

@@ -195,8 +195,21 @@ class Ranks(World):
 
 
 def launched() -> int:
-    """How many ranks `torchrun` has started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+    """How many ranks `torchrun` has started; 1 without it.
+
+    Raises:
+        UserError: the environment says so only in part.
+    """
+    told = {name: os.environ.get(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
+    if told["LOCAL_RANK"] is None:
+        return 1
+    strange = [name for name, number in told.items() if number is None or not number.isdecimal()]
+    if strange:
+        raise UserError(
+            f"{strange[0]} is {told[strange[0]]!r} in the environment, where torchrun puts a number: unset LOCAL_RANK, "
+            "or start with torchrun"
+        )
+    return int(told["WORLD_SIZE"] or 1)
 
 
 @contextmanager

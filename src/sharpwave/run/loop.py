@@ -111,6 +111,7 @@ def run(
     checkpoints = run_dir / rundir.CHECKPOINTS
     with rundir.lock(run_dir) if first else nullcontext(), threads.use(config.threads):
         elapsed = restore(trainer, run_dir, world) if resume else 0.0
+        world.barrier()  # nobody goes on, or is done, while another cannot
         began = time.perf_counter() - elapsed
         settings = json.loads(to_json(config))
         with (
@@ -190,12 +191,23 @@ def restore(trainer: Trainer, run_dir: Path, world: World = ALONE) -> float:
         _refuse_other_ranks(state.get("ranks", 1), world.size, path)
         _refuse_other_settings(trainer.config, state["config"], path)
         if not world.is_first:
-            own = checkpoint.load(checkpoint.rank_path(path / checkpoint.RANKS, world.rank))
-            state["trainer"] |= checkpoint.unflatten(*own)
+            state["trainer"] |= _load_own(path, world.rank, state["trainer"]["epoch"])
         trainer.load_state_dict(state["trainer"])
         if not (isinstance(trainer.epoch, int) and 0 <= trainer.epoch <= trainer.num_epochs):
             raise ValueError(f"its epoch is {trainer.epoch!r}, the run has {trainer.num_epochs}")
         return float(state["elapsed"])
+
+
+def _load_own(path: Path, rank: int, epoch: int) -> dict[str, Any]:
+    """What a rank has to itself in a checkpoint."""
+    place = checkpoint.rank_path(path / checkpoint.RANKS, rank)
+    try:
+        own = checkpoint.unflatten(*checkpoint.load(place))
+    except CheckpointError as error:
+        raise CheckpointError(checkpoint.damaged(path, f"what rank {rank} keeps there ({error})")) from error
+    if own.pop("of_epoch") != epoch:
+        raise CheckpointError(checkpoint.damaged(path, f"what rank {rank} keeps there is of another checkpoint"))
+    return own
 
 
 def restore_policy(trainer: Trainer, run_dir: Path) -> None:
@@ -264,6 +276,7 @@ def _save(trainer: Trainer, directory: Path, log: RunLog | None, elapsed: float,
         world.barrier()
         if not world.is_first:
             own = {name: value for name, value in trainer.state_dict().items() if name not in trainer.shared}
+            own["of_epoch"] = trainer.epoch
             checkpoint.save(checkpoint.rank_path(ranks, world.rank), *checkpoint.flatten(own))
         world.barrier()
     if log is not None:
