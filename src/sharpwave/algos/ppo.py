@@ -70,9 +70,10 @@ class PPO:
 
     Raises:
         UserError: the configuration does not fit the machine, itself or the environment.
+        ValueError: there is no such environment, or it does not take `env_kwargs`.
     """
 
-    shared: ClassVar = ("epoch", "policy", "momentum")
+    shared: ClassVar[tuple[str, ...]] = ("epoch", "policy", "momentum")
     """What of `state_dict` all ranks hold alike."""
 
     def __init__(self, config: PPOConfig, env: VectorEnv | None = None, world: World = ALONE):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sharpwave.ops._backends import installed
+from sharpwave.ops._backends import installed, triton_interpreted
 from sharpwave.optim._groups import add_param_group
 
 # (a, b, c) of each step: x -> a x + b x^3 + c x^5 on singular values. All five map [1e-2, 1] into [0.978, 1.032].
@@ -225,6 +225,8 @@ class Muon(torch.optim.Optimizer):
             return None
         if self._backend == "auto" and not installed("triton"):
             return None
+        if not params[0].is_cuda and not triton_interpreted():
+            raise ValueError("backend='triton' takes parameters on a CUDA device: use 'auto'")
         from sharpwave.optim import _muon_triton, _muon_whole_triton
 
         if not _muon_triton.usable(params, self._dtype or torch.float16):

@@ -34,6 +34,9 @@ class World:
     size = 1
     """R, how many ranks train together."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
+
     def __init__(self, rank: int = 0):
         self.rank = rank
 

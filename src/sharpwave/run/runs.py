@@ -100,8 +100,10 @@ def read(path: Path) -> Run:
     config = _built(record.get("algorithm"), settings)
     if config is not None:
         settings = {**settings, **json.loads(configs.to_json(config))}
-    num_epochs, ranks = getattr(config, "num_epochs", None), record.get("ranks")
-    if isinstance(ranks, int) and ranks > 1:  # which torchrun decides, not a setting; but runs differ by it
+    num_epochs, ranks = getattr(config, "num_epochs", None), record.get("ranks", 1)
+    if (
+        settings and isinstance(ranks, int) and ranks > 0
+    ):  # which torchrun decides, not a setting; but runs differ by it
         settings = {**settings, "ranks": ranks}
         num_epochs = None if num_epochs is None else num_epochs // ranks
     newest = _newest_checkpoint(path / rundir.CHECKPOINTS)
