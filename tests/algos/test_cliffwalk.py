@@ -2,6 +2,7 @@
 
 import statistics
 
+import pytest
 import torch
 
 from benchmarks.cliffwalk import transitions, updates_needed
@@ -17,6 +18,7 @@ def test_the_memory_holds_every_action_sequence():
     assert data["reward"][right & (data["state"] == 2)].all()
 
 
+@pytest.mark.long
 def test_prioritized_beats_uniform_and_by_more_where_more_is_held():
     """Medians of three seeds: half the updates at 62 transitions, a third at 254."""
     for n, factor in ((5, 2), (7, 3)):

@@ -290,7 +290,7 @@ class TestUpdate:
     def test_gradient_is_clipped_as_configured(self):
         assert trainer(max_grad_norm=0.25).optimizer.param_groups[0]["max_grad_norm"] == 0.25
 
-    @pytest.mark.parametrize("name", ["sharpwave/CartPole", "Pendulum-v1"])
+    @pytest.mark.parametrize("name", ["sharpwave/CartPole", pytest.param("Pendulum-v1", marks=pytest.mark.long)])
     def test_bfloat16_gradients_are_nearly_float32s(self, name):
         grads = []
         for dtype in ("float32", "bfloat16"):
@@ -336,7 +336,7 @@ class TestLearning:
         agent = train(trainer(env, name="toy/Clock", num_envs=16, minibatch=128, total_steps=40_000))
         assert evaluate(agent, Clock(16, 16, 15), 64, seed=1).mean() >= 0.95
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_choice_rewarded_two_segments_later(self):
         """The action at step 1 is rewarded at step 128, horizon 64."""
         env = Clock(32, length=128, choose_at=1)

@@ -103,7 +103,7 @@ def test_processes_step_before_they_are_waited_for(tmp_path, wrapped):
         assert file.exists()
 
 
-@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_fault_names_the_environment_of_all(processes):
     """Environment 1 of group 1 of two; what the other group is doing does not keep it from closing."""
     groups = [walks(2, processes), walks(2, processes)]

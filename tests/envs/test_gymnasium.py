@@ -85,7 +85,9 @@ class TestTransitions:
         assert (min(map(len, got)) < 60) == env.may_skip
 
     @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-    @pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "pipes"])
+    @pytest.mark.parametrize(
+        "shared_memory", [True, pytest.param(False, marks=pytest.mark.long)], ids=["shared", "pipes"]
+    )
     def test_in_processes(self, mode, shared_memory):
         vector = AsyncVectorEnv([Walk] * 2, autoreset_mode=mode, shared_memory=shared_memory)
         with GymnasiumVector(vector) as env:

@@ -46,6 +46,7 @@ def test_masks():
     assert env.step(torch.ones(6, dtype=torch.int64)).action_mask[0].tolist() == [True, False, True]
 
 
+@pytest.mark.long
 def test_trained():
     agent = PPO(
         PPOConfig(
